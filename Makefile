@@ -1,0 +1,58 @@
+# sparkops.inference: `make demo` and `make test` are all a newcomer needs; the rest is for daily work on the collection.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+CACHE ?= $(or $(SPARKOPS_CACHE),$(HOME)/.cache/sparkops-inference)
+export SPARKOPS_CACHE := $(CACHE)
+export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.collections
+export MOLECULE_GLOB := molecule/*/molecule.yml
+export PATH := $(CACHE)/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+
+LAB := tests/lab/lab
+
+.PHONY: help
+help: ## Show what there is
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+.PHONY: demo
+demo: setup ## Set up all that is needed, start the lab, bring it up, and ask a question
+	tests/demo
+
+.PHONY: test
+test: setup ## All tests but those of the virtual machines (at most 45 minutes on two cores)
+	tests/run lint units sanity docs lab
+
+.PHONY: setup
+setup: .collections/ansible_collections/sparkops/inference ## Install packages and Python environments (says what)
+	tests/setup.sh
+
+# Modules can only be imported below ansible_collections; the link makes a checkout runnable without an installation.
+.collections/ansible_collections/sparkops/inference:
+	mkdir -p $(@D)
+	ln -sfn ../../.. $@
+
+.PHONY: lint units sanity docs lab-test
+lint: ## yamllint, ansible-lint (production, strict), shellcheck, changelog
+	tests/run lint
+units: ## Unit and property tests on both lines of ansible-core
+	tests/run units
+sanity: ## ansible-test sanity and units on both lines of ansible-core
+	tests/run sanity
+docs: ## Module and role docs, generated pages, the built archive
+	tests/run docs
+lab-test: ## Molecule scenarios and fault tests on the container lab
+	tests/run lab
+
+.PHONY: lab-up lab-down
+lab-up: ## Start the container lab, or check and repair it
+	$(LAB) up
+lab-down: ## End the container lab
+	$(LAB) down
+
+.PHONY: bench
+bench: ## Speed as ratios beside the recipes' own commands, in one run
+	tests/run bench
+
+.PHONY: clean
+clean: ## Remove what demo and test made: the lab, its cache, the environments (Debian packages stay)
+	tests/clean

@@ -1,0 +1,79 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This code is private to the collection: it may change at any time.
+
+"""Ask all ranks through rank_service.py on rank 0, and judge a group that is being started. Pure but for the given runner."""
+
+from __future__ import annotations
+
+import json
+import typing as t
+
+UNREACHABLE_SAMPLES = 4  # a second each: one lost packet is no death
+
+
+def ask_group(run_command: t.Callable[..., tuple[int, str, str]], python: str, program: str, verb: str, state_dir: str) -> dict[str, t.Any]:
+    """The document of ``rank_service.py VERB``: {"ranks": {"0": {...}}, "error": "..."}."""
+    code, out, err = run_command([python, program, verb, state_dir])
+    try:
+        answer = json.loads(out)
+    except ValueError:
+        return {"ranks": {}, "error": f"{program} {verb} ended with {code}: {(err or out).strip()[-500:]}"}
+    return {"ranks": answer.get("ranks", {}), "error": answer.get("error", "")}
+
+
+class StartWatch:
+    """Judges a group from one sample a second until it serves or cannot any more.
+
+    A rank that has ended while it is wanted is dead, whatever its exit code: engines that die exit with 0 too.
+    Progress is a log line other than known noise, or CPU time, on any rank; the rank services tell.
+    """
+
+    def __init__(self, stall_seconds: float) -> None:
+        self.stall_seconds = stall_seconds
+        self.misses: dict[str, int] = {}
+
+    def judge(self, ranks: t.Mapping[str, t.Mapping[str, t.Any]], health: int, now: float) -> dict[str, t.Any]:
+        """One verdict: waiting, healthy, dead, unreachable or stalled, with the rank and the reason."""
+        for number in sorted(ranks, key=int):
+            answer = ranks[number]
+            if answer.get("service") != "alive":
+                self.misses[number] = self.misses.get(number, 0) + 1
+                if self.misses[number] >= UNREACHABLE_SAMPLES:
+                    reason = answer.get("error") or f"its service is {answer.get('service')}"
+                    return {"verdict": "unreachable", "rank": number, "reason": f"rank {number} does not answer: {reason}"}
+                continue
+            self.misses[number] = 0
+            container = answer.get("container")
+            if container is None or (not container["running"] and answer.get("started_id") == answer.get("wanted", {}).get("id")):
+                return {"verdict": "dead", "rank": number, "reason": death_of(number, container)}
+        if health == 200:
+            return {"verdict": "healthy", "rank": "0", "reason": ""}
+        moved = [answer["progress"]["last_progress"] - skew(answer, now) for answer in ranks.values() if answer.get("progress")]
+        if moved and now - max(moved) > self.stall_seconds:
+            return {"verdict": "stalled", "rank": "", "reason": f"no rank made progress for {now - max(moved):.0f} s"}
+        return {"verdict": "waiting", "rank": "", "reason": ""}
+
+
+def skew(answer: t.Mapping[str, t.Any], now: float) -> float:
+    """How far the clock of the answering node is ahead of ours; its heartbeat carries its own time and age."""
+    return answer["time"] + answer.get("age", 0) - now
+
+
+def death_of(number: str, container: t.Mapping[str, t.Any] | None) -> str:
+    if container is None:
+        return f"rank {number} has no container any more"
+    memory = ", killed for lack of memory" if container.get("oom_killed") else ""
+    return f"rank {number} ended with exit code {container['exit_code']}{memory} while it was wanted"
+
+
+def phase_of(answer: t.Mapping[str, t.Any]) -> str:
+    """One rank in a word or two, for the progress line."""
+    container = answer.get("container")
+    if answer.get("service") != "alive":
+        return answer.get("service", "silent")
+    if container is None:
+        return "no container"
+    return "loading" if container["running"] else container["status"]

@@ -1,0 +1,103 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This code is private to the collection: it may change at any time.
+
+"""Where a deployment keeps what on a node, and small readers of it. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import typing as t
+
+API_KEY_FILE = "key/api_key"  # in a directory of its own, which is what rank 0's container mounts
+
+
+def read_json(path: str, default: t.Any = None) -> t.Any:
+    """The document, or ``default`` when the file is not there or is not JSON."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return json.load(stream)
+    except (OSError, ValueError):
+        return default
+
+
+def write_json(path: str, value: t.Any) -> None:
+    """Replace the document in one step."""
+    partial = f"{path}.{os.getpid()}.partial"
+    with open(partial, "w", encoding="utf-8") as stream:
+        json.dump(value, stream, sort_keys=True, indent=1)
+    os.replace(partial, path)
+
+
+def heartbeat_path(state_dir: str) -> str:
+    """The rank service writes below /run where systemd made it a directory, else beside the state."""
+    runtime = os.path.join("/run/sparkops", os.path.basename(state_dir))
+    return os.path.join(runtime if os.path.isdir(runtime) else state_dir, "heartbeat.json")
+
+
+def read_api_key(state_dir: str) -> str:
+    """The API key on rank 0; empty when the API has none."""
+    try:
+        with open(os.path.join(state_dir, API_KEY_FILE), encoding="utf-8") as stream:
+            return stream.read().strip()
+    except OSError:
+        return ""
+
+
+def summary(document: t.Mapping[str, t.Any] | None) -> dict[str, t.Any] | None:
+    """What we need of a container's inspect document."""
+    if document is None:
+        return None
+    state, labels = document["State"], document["Config"].get("Labels") or {}
+    return {
+        "id": document["Id"],
+        "status": state["Status"],
+        "running": state["Running"],
+        "exit_code": state["ExitCode"],
+        "oom_killed": state["OOMKilled"],
+        "started_at": state["StartedAt"],
+        "finished_at": state["FinishedAt"],
+        "spec": labels.get("sparkops.spec", ""),
+        "group": labels.get("sparkops.group", ""),
+    }
+
+
+class FrameReader:
+    """Takes the engine's framing off a log: 1 byte stream, 3 zero, 4 byte big-endian length, data.
+
+    Containers with a terminal have no frames; their text never has the three zero bytes.
+    """
+
+    def __init__(self) -> None:
+        self.raw = b""
+        self.text = b""
+        self.framed: bool | None = None
+
+    def feed(self, piece: bytes) -> bytes:
+        """The text of the frames that are complete by now."""
+        self.raw += piece
+        if self.framed is None and len(self.raw) >= 8:
+            self.framed = self.raw[1:4] == b"\0\0\0"
+        if self.framed is None:
+            return b""
+        if not self.framed:
+            text, self.raw = self.raw, b""
+            return text
+        pieces, offset = [], 0
+        while offset + 8 <= len(self.raw):
+            end = offset + 8 + int.from_bytes(self.raw[offset + 4:offset + 8], "big")
+            if end > len(self.raw):
+                break
+            pieces.append(self.raw[offset + 8:end])
+            offset = end
+        self.raw = self.raw[offset:]
+        return b"".join(pieces)
+
+    def lines(self, piece: bytes) -> t.Iterator[str]:
+        """The lines that are complete by now."""
+        *complete, self.text = (self.text + self.feed(piece)).split(b"\n")
+        for line in complete:
+            yield line.decode("utf-8", "replace").rstrip("\r")

@@ -1,0 +1,325 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This code is private to the collection: it may change at any time.
+
+"""The program of the sync unit on a worker: find what differs, pull it, prove it, publish the manifest, free the pages."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import shutil
+import threading
+import time
+import typing as t
+
+from ansible_collections.sparkops.inference.plugins.module_utils import _manifest as manifests
+from ansible_collections.sparkops.inference.plugins.module_utils import _node_copy, _safetensors, _unit
+from ansible_collections.sparkops.inference.plugins.module_utils._manifest import File, Manifest, Need, gib
+from ansible_collections.sparkops.inference.plugins.module_utils._node_copy import CopyError, Peer, Streams
+from ansible_collections.sparkops.inference.plugins.module_utils._page_cache import evict
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused
+from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import Busy, damaged, note_damage, tree_lock
+
+ATTEMPTS = 3
+# With a chain, the peer before this one gets the files at the same time. It is asked again while it moves.
+PEER_WAIT = 1.0
+PEER_PATIENCE = 20.0
+# What trying again can mend.
+TRANSIENT = ("link", "stalled", "hash")
+NEXT_STEP = {
+    "key": "run the bootstrap play with bootstrap_node_keys, which lets the nodes read from each other",
+    "host_key": "run the bootstrap play with bootstrap_node_keys, which pins the host keys",
+    "gate": "run the bootstrap play with bootstrap_node_keys, which installs the gate",
+    "rsync": "run the bootstrap play with bootstrap_packages, which installs rsync",
+    "disk_full": "free space, or set weights_root to a larger filesystem",
+    "hash": "run the weights play with the tag verify: the source file may be damaged",
+    "source": "run the weights play: the source tree has changed",
+}
+
+
+class Copy:
+    """One artefact on its way: where its files are staged, and what was proven."""
+
+    def __init__(self, job: SyncJob, item: t.Mapping[str, t.Any]) -> None:
+        self.job = job
+        self.name: str = item["name"]
+        self.directory: str = item["directory"]
+        self.manifest: Manifest = manifests.from_dict(item["manifest"])
+        self.tree = os.path.join(job.root, self.directory)
+        self.staging = os.path.join(job.root, ".sparkops-incoming", self.directory)
+        self.todo: list[File] = []
+        self.bad: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1)
+        self._proofs: list[concurrent.futures.Future[None]] = []
+
+    # What a transport needs
+
+    def staged(self, path: str) -> str:
+        return os.path.join(self.staging, path)
+
+    def count(self, size: int) -> None:
+        self.job.count(size)
+
+    def arrived(self, file: File, sha256: str | None) -> None:
+        """A file is complete in the staging folder; without a hash from the transport it is read once more, beside the copy."""
+        if sha256 is None:
+            self._proofs.append(self._pool.submit(lambda: self.place(file, manifests.sha256_of(self.staged(file.path)))))
+        else:
+            self.place(file, sha256)
+
+    def place(self, file: File, sha256: str) -> None:
+        path, target = self.staged(file.path), os.path.join(self.tree, file.path)
+        if sha256 != file.sha256:
+            os.unlink(path)
+            self.bad[file.path] = f"sha256 {sha256[:12]}..., wanted {file.sha256[:12]}..."
+            return
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with contextlib.suppress(OSError):
+            # Starts the write to disk now, so that the eviction at the end has little to wait for.
+            self.start_writing(path)
+        os.chmod(path, 0o644)
+        os.replace(path, target)
+        with self._lock:
+            self.todo = [other for other in self.todo if other.path != file.path]
+
+    @staticmethod
+    def start_writing(path: str) -> None:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+    def settle(self) -> None:
+        """Wait for the proofs; files with a wrong hash stay to be done."""
+        for proof in self._proofs:
+            with contextlib.suppress(FileNotFoundError):
+                proof.result()
+        self._proofs = []
+
+
+class SyncJob:
+    """Bring all artefacts of a deployment from the peers to this node."""
+
+    def __init__(self, request: dict[str, t.Any], progress: Progress) -> None:
+        self.request = request
+        self.progress = progress
+        self.node = request["node"]
+        self.root = request["weights_root"]
+        self.peers = [Peer.from_dict(item, request["key"], request["known_hosts"]) for item in request["sources"]]
+        self.notices: list[str] = []
+        self.report: dict[str, dict[str, t.Any]] = {}
+        self._lock = threading.Lock()
+
+    def count(self, size: int) -> None:
+        with self._lock:
+            self.progress.done += size
+
+    def refuse(self, name: str, thing: str, found: str, wanted: str, next_step: str) -> Refused:
+        return Refused(Refusal(f"sync.{name}", self.node, thing, found, wanted, next_step))
+
+    def run(self) -> dict[str, t.Any]:
+        copies = [Copy(self, item) for item in self.request["artefacts"]]
+        with contextlib.ExitStack() as locks:
+            for copy in copies:
+                self.lock(locks, copy)
+            if self.request["verify"]:
+                self.verify(copies)
+            for copy in copies:
+                self.plan(copy)
+            work = [copy for copy in copies if copy.todo or manifests.load(copy.tree) != copy.manifest]
+            if self.request["policy"] == "verify_only" and work:
+                raise Refused(*(self.missing_refusal(copy) for copy in work))
+            self.check_space(work)
+            for copy in work:
+                self.bring(copy)
+        return {"changed": bool(work), "artefacts": self.report, "notices": self.notices}
+
+    def lock(self, locks: contextlib.ExitStack, copy: Copy) -> None:
+        try:
+            locks.enter_context(tree_lock(copy.tree))
+        except Busy as exc:
+            raise self.refuse("busy", f"tree {copy.tree}", f"another writer ({exc})", "one writer at a time", "wait for it, or stop it") from None
+
+    # Planning
+
+    def verify(self, copies: t.Sequence[Copy]) -> None:
+        """Re-read all files that have their size; damage is written down so that the next run brings only that."""
+        self.progress.begin("verify", sum(copy.manifest.size for copy in copies))
+        refusals = []
+        for copy in copies:
+            problems = [item for item in manifests.check_hashes(copy.tree, copy.manifest.files, progress=self.count, drop=True) if item.kind == "hash"]
+            note_damage(copy.tree, (item.path for item in problems))
+            refusals += [
+                Refusal("sync.damaged", self.node, f"{copy.name}: {copy.tree}/{item.path}", item.text, "the file of the manifest", "run the sync play without the verify tag: it brings only this file")
+                for item in problems
+            ]
+        if refusals:
+            raise Refused(*refusals)
+
+    def plan(self, copy: Copy) -> None:
+        """Files that lack or differ. What this node's own manifest proves is not read again."""
+        files = copy.manifest.files
+        bad = {item.path for item in manifests.check_sizes(copy.tree, files)} | damaged(copy.tree)
+        own = manifests.load(copy.tree)
+        proven = {file.path for file in own.files if file in files} if own and self.request["policy"] != "force" else set()
+        unproven = [file for file in files if file.path not in bad and file.path not in proven]
+        if unproven:
+            self.progress.begin("check", sum(file.size for file in unproven), f"{copy.name}: hashing files that are already there")
+            found = manifests.hash_files(copy.tree, unproven, progress=self.count, drop=True)
+            bad |= {file.path for file in unproven if found.get(file.path) != file.sha256}
+        copy.todo = [file for file in files if file.path in bad]
+
+    def missing_refusal(self, copy: Copy) -> Refusal:
+        names = ", ".join(file.path for file in copy.todo[:5]) or "the manifest"
+        return Refusal("sync.incomplete", self.node, f"{copy.name} in {copy.tree}", f"{len(copy.todo)} files missing or different ({names})", "the full manifest", "set weight_sync_policy to auto, which copies them")
+
+    def check_space(self, work: t.Sequence[Copy]) -> None:
+        """Say what comes, and refuse before the first byte when it can't fit. Only what lacks counts."""
+        needs = [Need(item["path"], item["size"], item["what"]) for item in self.request["reserve"]]
+        needs += [Need(copy.tree, sum(file.size for file in copy.todo) - allocated(copy.staging), copy.name) for copy in work]
+        short = manifests.shortages(needs, self.request["space_margin"])
+        if short:
+            raise Refused(*(space_refusal(self.node, item) for item in short))
+        total = sum(file.size for copy in work for file in copy.todo)
+        if total:
+            rate = (_unit.read_json(self.rates_path) or {}).get("copy")
+            time_text = f", about {max(1, round(total / rate))} s at the last seen rate" if rate else ""
+            self.say(f"{gib(total)} to copy into {self.root} ({gib(manifests.space(self.root).free)} free){time_text}")
+
+    @property
+    def rates_path(self) -> str:
+        return os.path.join(self.request["state_dir"], "rates.json")
+
+    def say(self, text: str) -> None:
+        self.progress.message = text
+        self.notices.append(text)
+
+    # Copying
+
+    def bring(self, copy: Copy) -> None:
+        files, total = list(copy.todo), sum(file.size for file in copy.todo)
+        self.progress.begin("copy", total, self.progress.message)
+        os.makedirs(copy.staging, exist_ok=True)
+        began = time.monotonic()
+        if files:
+            self.pull(copy)
+        seconds = time.monotonic() - began
+        self.check_headers(copy)
+        manifests.save(copy.tree, copy.manifest)
+        note_damage(copy.tree, ())
+        shutil.rmtree(copy.staging, ignore_errors=True)
+        self.progress.begin("evict", message="giving the copied pages back")
+        evict([os.path.join(copy.tree, file.path) for file in files])
+        if total > 64 * 2**20 and seconds > 0:
+            manifests.write_json(self.rates_path, {**(_unit.read_json(self.rates_path) or {}), "copy": round(total / seconds)})
+        self.report[copy.name] = {"files": len(files), "bytes": total, "seconds": round(seconds, 2), "transport": self.request["transport"]}
+
+    def pull(self, copy: Copy) -> None:
+        """Take files from the nearest peer that has them, and all that is left from the head."""
+        for peer in self.peers[:-1]:
+            with contextlib.suppress(CopyError):
+                self.follow(copy, peer)
+            if not copy.todo:
+                return
+        head, failures = self.peers[-1], 0
+        while copy.todo:
+            before = len(copy.todo)
+            try:
+                self.copy_from(copy, head, copy.todo)
+                error = CopyError("hash", "; ".join(f"{path}: {text}" for path, text in copy.bad.items()))
+            except CopyError as exc:
+                error = exc
+            failures = 1 if len(copy.todo) < before else failures + 1
+            if copy.todo and (error.kind not in TRANSIENT or failures >= ATTEMPTS):
+                raise self.copy_refusal(copy, head, error)
+
+    def copy_refusal(self, copy: Copy, peer: Peer, error: CopyError) -> Refused:
+        next_step = NEXT_STEP.get(error.kind, "check the link, then run again: what arrived is kept")
+        return self.refuse(error.kind, f"{copy.name} from {peer.node} ({peer.user}@{peer.address})", error.text, "a copy of the manifest's files", next_step)
+
+    def follow(self, copy: Copy, peer: Peer) -> None:
+        """Take from a peer what it has proven so far, as long as it gets more: the head's uplink is used once."""
+        tree = os.path.join(peer.root, copy.directory)
+        moved = time.monotonic()
+        while copy.todo and time.monotonic() - moved < PEER_PATIENCE:
+            there = _node_copy.complete_files(peer, tree)
+            ready = [file for file in copy.todo if there.get(file.path) == file.size]
+            if ready:
+                self.copy_from(copy, peer, ready)
+                moved = time.monotonic()
+            else:
+                time.sleep(PEER_WAIT)
+
+    def copy_from(self, copy: Copy, peer: Peer, files: t.Sequence[File]) -> None:
+        """One attempt with all streams, ended when no byte arrives for too long."""
+        copy.bad = {}
+        for file in files:
+            os.makedirs(os.path.dirname(copy.staged(file.path)), exist_ok=True)
+        control, ended = Streams(), threading.Event()
+        watcher = threading.Thread(target=self.watch, args=(copy, control, ended), daemon=True)
+        watcher.start()
+        tree = os.path.join(peer.root, copy.directory)
+        transport = _node_copy.fabric_copy if self.request["transport"] == "fabric" else _node_copy.rsync_copy
+        try:
+            transport(peer, tree, list(files), self.request["streams"], copy, control)
+        except OSError as exc:
+            raise CopyError("disk_full" if exc.errno in (28, 122) else "link", str(exc)) from None
+        finally:
+            ended.set()
+            copy.settle()
+            watcher.join()
+
+    def watch(self, copy: Copy, control: Streams, ended: threading.Event) -> None:
+        """Bytes below the staging folder and files that left it are the only signs of life that count."""
+        last, moved = (-1, -1), time.monotonic()
+        limit = self.request["stall_seconds"]
+        total = self.progress.total
+        while not ended.wait(0.2):
+            waiting = sum(file.size for file in copy.todo)
+            arrived = sum(size for _path, size in sizes_below(copy.staging))
+            if self.request["transport"] != "fabric":
+                self.progress.done = max(self.progress.done, min(total, total - waiting + arrived))
+            if (waiting, arrived) != last:
+                last, moved = (waiting, arrived), time.monotonic()
+            elif time.monotonic() - moved > limit:
+                control.stop(CopyError("stalled", f"no byte arrived for {limit} s"))
+                return
+
+    def check_headers(self, copy: Copy) -> None:
+        """The last look before the manifest: every file there, every header in line with its size."""
+        problems = manifests.check_sizes(copy.tree, copy.manifest.files)
+        for file in copy.manifest.files:
+            text = _safetensors.check_file(os.path.join(copy.tree, file.path)) if file.path.endswith(".safetensors") else None
+            if text:
+                problems.append(manifests.Problem(file.path, "header", text))
+        if problems:
+            raise Refused(*(Refusal("sync.incomplete", self.node, f"{copy.name}: {copy.tree}/{item.path}", item.text, "a complete file", "run the sync play again") for item in problems))
+
+
+def space_refusal(node: str, short: manifests.Shortage) -> Refusal:
+    parts = " + ".join(f"{need.what} {gib(need.size)}" for need in short.parts)
+    return Refusal("sync.space", node, f"filesystem of {short.path}", f"{gib(short.free)} free", f"{gib(short.needed)} ({parts}, and a margin)", "free space, or set weights_root to a larger filesystem")
+
+
+def sizes_below(folder: str) -> t.Iterator[tuple[str, int]]:
+    for root, _folders, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(root, name)
+            with contextlib.suppress(OSError):
+                yield path, os.stat(path).st_size
+
+
+def allocated(folder: str) -> int:
+    """Bytes of an interrupted copy that already take room."""
+    return sum(size for _path, size in sizes_below(folder))
+
+
+def main(arguments: t.Sequence[str]) -> int:
+    return _unit.run_job(arguments[0], lambda request, progress: SyncJob(request, progress).run())

@@ -1,0 +1,449 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This code is private to the collection: it may change at any time.
+
+"""Long work on a node: a named transient systemd unit, its progress file, and the code that it runs.
+
+The unit outlives the ssh session. A second run finds it by name and attaches; stopping the unit is the cancel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import pwd
+import secrets
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+import typing as t
+
+from ansible_collections.sparkops.inference.plugins.module_utils._manifest import write_json
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+
+if t.TYPE_CHECKING:
+    from ansible.module_utils.basic import AnsibleModule
+
+PACKAGE = "ansible_collections.sparkops.inference.plugins.module_utils"
+# Seconds that one look at a running unit takes at most: a poll, not a wait.
+LOOK = 0.5
+
+
+class UnitError(Exception):
+    """systemd would not do what was asked; the text is its own."""
+
+
+class Unit(t.NamedTuple):
+    """What systemd says about a unit. ``active`` covers starting and stopping too: its processes may live."""
+
+    active: bool
+    result: str
+    status: int
+
+
+def _scope(module: AnsibleModule) -> list[str]:
+    """System units as root, else the user's own service manager."""
+    return [] if os.getuid() == 0 else ["--user"]
+
+
+def _environment() -> dict[str, str]:
+    """systemctl --user needs the runtime folder, which a session without PAM does not set."""
+    if os.getuid() == 0:
+        return {}
+    return {"XDG_RUNTIME_DIR": os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"}
+
+
+def available(module: AnsibleModule) -> bool:
+    """Whether a transient unit can be made here. Without it the work runs in the foreground of the task."""
+    if not module.get_bin_path("systemd-run"):
+        return False
+    rc, out, _err = module.run_command(["systemctl", *_scope(module), "is-system-running"], environ_update=_environment())
+    return out.strip() in ("running", "degraded", "starting", "initializing", "maintenance") or rc == 0
+
+
+def start(
+    module: AnsibleModule,
+    name: str,
+    argv: t.Sequence[str],
+    env_file: str | None = None,
+    user: str | None = None,
+    properties: t.Mapping[str, str] | None = None,
+) -> None:
+    """Start a unit. As root it runs as ``user``; without root it is that user's own unit and lingers."""
+    command = ["systemd-run", *_scope(module), "--collect", "--quiet", f"--unit={name}"]
+    settings = {"KillMode": "control-group", "TimeoutStopSec": "20", "Nice": "5", **(properties or {})}
+    if env_file:
+        settings["EnvironmentFile"] = env_file
+    if os.getuid() == 0:
+        if user:
+            command.append(f"--uid={user}")
+    else:
+        # Without lingering the user's manager ends with the session, and the work with it.
+        module.run_command(["loginctl", "enable-linger"])
+    command.extend(f"--property={key}={value}" for key, value in settings.items())
+    rc, out, err = module.run_command([*command, "--", *argv], environ_update=_environment())
+    if rc != 0:
+        raise UnitError((err or out).strip() or f"systemd-run ended with {rc}")
+
+
+def state(module: AnsibleModule, name: str) -> Unit:
+    """Ask systemd about a unit. A unit that nobody knows is inactive."""
+    command = ["systemctl", *_scope(module), "show", f"{name}.service", "--property=ActiveState,Result,ExecMainStatus"]
+    rc, out, _err = module.run_command(command, environ_update=_environment())
+    found = dict(line.split("=", 1) for line in out.splitlines() if "=" in line) if rc == 0 else {}
+    active = found.get("ActiveState", "inactive") in ("active", "activating", "deactivating", "reloading")
+    return Unit(active, found.get("Result", ""), int(found.get("ExecMainStatus") or 0))
+
+
+def stop(module: AnsibleModule, name: str) -> bool:
+    """Stop a unit and all its processes. Says whether it was running."""
+    running = state(module, name).active
+    if running:
+        rc, out, err = module.run_command(["systemctl", *_scope(module), "stop", f"{name}.service"], environ_update=_environment())
+        if rc != 0:
+            raise UnitError((err or out).strip())
+    return running
+
+
+def last_lines(module: AnsibleModule, name: str, count: int = 15) -> str:
+    """The unit's last words, for a failure that left no result."""
+    scope = ["--user-unit"] if os.getuid() else ["--unit"]
+    command = ["journalctl", *scope, f"{name}.service", "--no-pager", "--output=cat", f"--lines={count}"]
+    rc, out, _err = module.run_command(command, environ_update=_environment())
+    return out.strip() if rc == 0 else ""
+
+
+@contextlib.contextmanager
+def identity(user: str) -> t.Iterator[None]:
+    """Work with files as ``user`` although the module runs as root: what is made belongs to the user,
+    and what the user may not read or write is noticed now."""
+    if os.getuid() != 0 or not user or user == "root":
+        yield
+        return
+    entry = pwd.getpwnam(user)
+    groups = os.getgroups()
+    os.setgroups(os.getgrouplist(user, entry.pw_gid))
+    os.setegid(entry.pw_gid)
+    os.seteuid(entry.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+def install_code(modules: t.Iterable[types.ModuleType], library: str) -> str:
+    """Write the sources of our own modules below ``library``, so that a unit can run them after the task's
+    temporary files are gone. The folder's name is their hash: an update never changes code that is running."""
+    sources = {}
+    for item in modules:
+        spec = importlib.util.find_spec(item.__name__)
+        sources[item.__name__.rsplit(".", 1)[1]] = spec.loader.get_source(item.__name__)  # type: ignore[union-attr]
+    digest = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:16]
+    root = os.path.join(library, digest)
+    if os.path.exists(root):
+        return root
+    building = f"{root}.{secrets.token_hex(4)}"
+    folder = building
+    os.makedirs(folder)
+    for part in PACKAGE.split("."):
+        folder = os.path.join(folder, part)
+        os.makedirs(folder)
+        with open(os.path.join(folder, "__init__.py"), "w", encoding="utf-8"):
+            pass
+    for name, source in sources.items():
+        with open(os.path.join(folder, f"{name}.py"), "w", encoding="utf-8") as stream:
+            stream.write(source)
+    with contextlib.suppress(OSError):
+        os.rename(building, root)
+    return root
+
+
+def python_argv(root: str, module: str, *arguments: str) -> list[str]:
+    """Argument vector that runs ``main`` of an installed module, with no site packages and no user environment."""
+    code = f"import sys; sys.path.insert(0, {root!r}); from {PACKAGE}.{module} import main; sys.exit(main(sys.argv[1:]))"
+    return [sys.executable, "-I", "-S", "-c", code, *arguments]
+
+
+class Progress:
+    """The progress file of a unit, written at most once a second."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.phase = "starting"
+        self.message = ""
+        self.total = 0
+        self.done = 0
+        self._samples: list[tuple[float, int]] = []
+
+    def begin(self, phase: str, total: int = 0, message: str = "") -> None:
+        self.phase, self.total, self.done, self.message = phase, total, 0, message
+        self._samples = []
+        self.write()
+
+    def rate(self) -> float:
+        """Bytes per second over the last half minute."""
+        now = time.monotonic()
+        self._samples.append((now, self.done))
+        self._samples = [sample for sample in self._samples if now - sample[0] <= 30] or self._samples[-1:]
+        first = self._samples[0]
+        return (self.done - first[1]) / (now - first[0]) if now - first[0] > 0.2 else 0.0
+
+    def write(self) -> None:
+        rate = max(self.rate(), 0.0)
+        content = {
+            "done_bytes": self.done,
+            "total_bytes": self.total,
+            "rate": round(rate),
+            "eta": round((self.total - self.done) / rate) if rate > 0 and self.total else None,
+            "phase": self.phase,
+            "message": self.message,
+            "updated": time.time(),
+        }
+        write_json(self.path, content)
+
+
+def read_json(path: str) -> dict[str, t.Any] | None:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            content = json.load(stream)
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+class Refused(Exception):
+    """Work stops with reasons for the user."""
+
+    def __init__(self, *refusals: Refusal) -> None:
+        super().__init__("; ".join(refusal.text for refusal in refusals))
+        self.refusals = refusals
+
+
+class Cancelled(Exception):
+    """Somebody stopped the unit."""
+
+
+def run_job(request_path: str, work: t.Callable[[dict[str, t.Any], Progress], dict[str, t.Any]]) -> int:
+    """Run the work of a unit: keep its progress fresh, and leave a result whatever happens."""
+    request = read_json(request_path) or {}
+    progress = Progress(request["progress"])
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(1.0):
+            progress.write()
+
+    def cancel(_number: int, _frame: t.Any) -> None:
+        raise Cancelled()
+
+    signal.signal(signal.SIGTERM, cancel)
+    signal.signal(signal.SIGINT, cancel)
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    try:
+        result = {"ok": True, **work(request, progress)}
+    except Refused as exc:
+        result = {"ok": False, "refusals": [refusal.as_dict() for refusal in exc.refusals]}
+    except Cancelled:
+        result = {"ok": False, "cancelled": True}
+    except Exception as exc:  # the result file is the only thing that the controller sees
+        traceback.print_exc()
+        result = {"ok": False, "error": f"{type(exc).__name__}: {exc}"}
+    ended.set()
+    ticker.join()
+    progress.phase = "done" if result["ok"] else "failed"
+    progress.write()
+    write_json(request["result"], {**result, "run_id": request["run_id"]})
+    return 0 if result["ok"] else 1
+
+
+def take_secret(request: t.Mapping[str, t.Any]) -> str | None:
+    """Read the secret of a job and remove its file at once."""
+    path = request.get("secret_file")
+    if not path:
+        return None
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read().strip() or None
+    except FileNotFoundError:
+        return None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+class Job:
+    """One kind of long work of one deployment: its unit, request, progress and result.
+
+    The module that owns it calls ``begin`` once, then ``wait`` in bounded slices until ``finished``.
+    """
+
+    def __init__(self, module: AnsibleModule, work: str, deployment: str, state_dir: str, user: str) -> None:
+        self.module = module
+        self.name = f"sparkops-{work}-{deployment}"
+        self.user = user
+        self.folder = os.path.join(state_dir, "jobs", work)
+        self.request = os.path.join(self.folder, "request.json")
+        self.result = os.path.join(self.folder, "result.json")
+        self.progress = os.path.join(state_dir, "progress", f"{work}.json")
+
+    def running(self) -> bool:
+        return state(self.module, self.name).active
+
+    def begin(self, argv: t.Sequence[str], request: dict[str, t.Any], secret: str | None = None) -> str:
+        """Write the request and start the unit. A secret goes into a 0600 file that the job removes once read."""
+        run_id = secrets.token_hex(8)
+        with identity(self.user):
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            for stale in (self.result, self.progress):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(stale)
+            secret_file = self._write_secret(secret)
+            write_json(self.request, {**request, "run_id": run_id, "result": self.result, "progress": self.progress, "secret_file": secret_file}, 0o600)
+        command = [*argv, self.request]
+        if available(self.module):
+            start(self.module, self.name, command, user=self.user)
+        else:
+            self._foreground(command)
+        return run_id
+
+    def _write_secret(self, secret: str | None) -> str | None:
+        if not secret:
+            return None
+        path = os.path.join(self.folder, "secret")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(secret)
+        return path
+
+    def _foreground(self, command: t.Sequence[str]) -> None:
+        """No service manager: the work ends with the task, and is resumed by the next run."""
+        self.module.warn("no systemd unit can be started here; the work runs inside the task and ends with it")
+        if os.getuid() == 0 and self.user not in ("", "root"):
+            command = ["setpriv", f"--reuid={self.user}", "--init-groups", f"--regid={pwd.getpwnam(self.user).pw_gid}", *command]
+        self.module.run_command(list(command))
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of the unit, at most ``seconds``. Says whether it has ended."""
+        deadline = time.monotonic() + seconds
+        while self.running():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK)
+        return True
+
+    def outcome(self, run_id: str | None) -> dict[str, t.Any] | None:
+        """The result of a run, or None when the job ended without one: it was killed."""
+        content = read_json(self.result)
+        return content if content and (run_id is None or content.get("run_id") == run_id) else None
+
+    def current(self) -> dict[str, t.Any]:
+        """Progress for the controller's line."""
+        return read_json(self.progress) or {"phase": "starting", "done_bytes": 0, "total_bytes": 0}
+
+    def current_run(self) -> str | None:
+        return (read_json(self.request) or {}).get("run_id")
+
+
+class LongModule:
+    """Base of the modules that run a job: begin or attach, wait in slices, tell the outcome.
+
+    ``area`` is the first part of the refusals' ids, ``work`` names the unit, ``program`` the module with ``main``.
+    """
+
+    area = ""
+    work = ""
+    program = ""
+    code: t.Sequence[types.ModuleType] = ()
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.params = module.params
+        self.node = module.params["node"]
+        self.user = module.params["user"]
+        self.job = Job(module, self.work, module.params["deployment"], module.params["state_dir"], self.user)
+
+    def refusal(self, name: str, thing: str, found: str, wanted: str, next_step: str) -> Refusal:
+        return Refusal(f"{self.area}.{name}", self.node, thing, found, wanted, next_step)
+
+    def fail(self, refusals: t.Sequence[Refusal]) -> t.NoReturn:
+        self.module.fail_json(msg=format_refusals(refusals), refusals=[item.as_dict() for item in refusals])
+
+    def begin(self, request: dict[str, t.Any], secret: str | None = None) -> str:
+        with identity(self.user):
+            root = install_code(self.code, os.path.join(self.params["state_root"], "lib"))
+        return self.job.begin(python_argv(root, self.program), request, secret)
+
+    def earlier(self) -> dict[str, t.Any] | None:
+        """The outcome of a run that an earlier slice, or another controller, began. None when there is none."""
+        run_id = self.params["run_id"]
+        if not run_id and not self.module.check_mode and self.job.running():
+            run_id = self.job.current_run()
+        return self.end_of(run_id) if run_id else None
+
+    def end_of(self, run_id: str | None) -> dict[str, t.Any]:
+        """Wait for the end of a run, or leave when the slice is over."""
+        if not self.job.wait(self.params["wait_slice"] or float("inf")):
+            self.module.exit_json(changed=True, running=True, run_id=run_id, progress=self.job.current(), artefacts=[], notices=[], known_after=[])
+        outcome = self.job.outcome(run_id)
+        if outcome is None:
+            tail = last_lines(self.module, self.job.name)
+            self.fail([self.refusal("job_died", f"unit {self.job.name}", f"it ended without a result; its last lines: {tail or 'none'}", "a finished run", "run again: what arrived is kept and counts")])
+        if outcome.get("cancelled"):
+            self.fail([self.refusal("cancelled", f"unit {self.job.name}", "stopped on request", "a finished run", "run again: what arrived is kept and counts")])
+        if outcome.get("refusals"):
+            self.fail([Refusal(**item) for item in outcome["refusals"]])
+        if not outcome["ok"]:
+            self.fail([self.refusal("job_error", f"unit {self.job.name}", outcome.get("error", "an error"), "a finished run", f"see journalctl -u {self.job.name} on the node")])
+        return outcome
+
+    def result(self, artefacts: t.Sequence[t.Mapping[str, t.Any]], outcome: t.Mapping[str, t.Any] | None = None, **more: t.Any) -> dict[str, t.Any]:
+        found = outcome or {}
+        return {
+            "changed": bool(found.get("changed")),
+            "artefacts": artefacts,
+            "done": found.get("artefacts", {}),
+            "notices": found.get("notices", []),
+            "running": False,
+            "known_after": [],
+            **more,
+        }
+
+    def cancel(self) -> dict[str, t.Any]:
+        running = self.job.running()
+        if running and not self.module.check_mode:
+            stop(self.module, self.job.name)
+        return self.result([], {"changed": running})
+
+    def main(self, present: t.Callable[[], dict[str, t.Any]]) -> t.NoReturn:
+        try:
+            result = self.cancel() if self.params["state"] == "cancelled" else present()
+        except UnitError as exc:
+            self.fail([self.refusal("unit", f"unit {self.job.name}", str(exc), "a transient systemd unit", "check systemd on the node")])
+        self.module.exit_json(**result)
+
+
+def long_options() -> dict[str, t.Any]:
+    """Options that every module with a job has."""
+    return {
+        "state_dir": {"type": "path", "required": True},
+        "state_root": {"type": "path", "required": True},
+        "deployment": {"type": "str", "required": True},
+        "node": {"type": "str", "required": True},
+        "user": {"type": "str", "default": ""},
+        "state": {"type": "str", "choices": ["present", "cancelled"], "default": "present"},
+        "wait_slice": {"type": "int", "default": 0},
+        "run_id": {"type": "str"},
+    }

@@ -1,0 +1,614 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This code is private to the collection: it may change at any time.
+
+"""The program of the download unit: plan all artefacts, check licence and space, adopt, fetch, prove, publish."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import typing as t
+
+from ansible_collections.sparkops.inference.plugins.module_utils import _manifest as manifests
+from ansible_collections.sparkops.inference.plugins.module_utils import _safetensors, _unit
+from ansible_collections.sparkops.inference.plugins.module_utils._hub import (
+    TRANSIENT,
+    Hub,
+    HubError,
+    LocalFile,
+    LocalTree,
+    Patience,
+    local_manifest,
+    local_trees,
+    matches,
+)
+from ansible_collections.sparkops.inference.plugins.module_utils._manifest import File, Manifest, Need, gib
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
+from ansible_collections.sparkops.inference.plugins.module_utils._transfer import RangeFetcher, Stalled
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused
+from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import Busy, damaged, note_damage, tree_lock
+
+# Ways to get a file, tried in this order. Each is used again only while it makes progress.
+SMALL_WAYS = ("library", "library", "library without Xet", "ranges")
+LARGE_WAYS = ("ranges", "ranges", "library", "library without Xet")
+# The library's plain way refuses files above this size.
+LIBRARY_LIMIT = 50_000_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Artefact:
+    """One entry of ``spark_plan.artefacts``."""
+
+    name: str
+    repository: str
+    revision: str
+    directory: str
+    fallback_repositories: tuple[t.Any, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    licence: dict[str, t.Any] | None = None
+    size_bytes: int | None = None
+    engram_source: str | None = None
+
+    @classmethod
+    def from_dict(cls, content: t.Mapping[str, t.Any]) -> Artefact:
+        values = {field.name: content[field.name] for field in dataclasses.fields(cls) if content.get(field.name) not in (None, {})}
+        for name in ("fallback_repositories", "include", "exclude", "required"):
+            values[name] = tuple(values.get(name, ()))
+        return cls(**values)
+
+    def sources(self) -> list[tuple[str, str]]:
+        """(repository, revision) in the order to try. A fallback has the same commit unless it says otherwise."""
+        rest = [(item, self.revision) if isinstance(item, str) else (item["repository"], item["revision"]) for item in self.fallback_repositories]
+        return [(self.repository, self.revision), *rest]
+
+
+@dataclasses.dataclass
+class Plan:
+    """What one artefact lacks and where it will come from."""
+
+    artefact: Artefact
+    tree: str
+    manifest: Manifest
+    todo: list[File]
+    local: dict[str, LocalFile]
+    origin: str
+
+    @property
+    def download(self) -> list[File]:
+        return [file for file in self.todo if file.path not in self.local]
+
+
+class WeightsJob:
+    """Download of all artefacts of a deployment on one node."""
+
+    def __init__(self, request: dict[str, t.Any], progress: Progress) -> None:
+        self.request = request
+        self.progress = progress
+        self.node = request["node"]
+        self.root = request["weights_root"]
+        self.token = _unit.take_secret(request)
+        self.patience = Patience(request["rate_limit_wait"], self.say)
+        self.notices: list[str] = []
+        self.report: dict[str, dict[str, t.Any]] = {}
+        self._hub: Hub | None = None
+        self._lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        self.progress.message = text
+        if text not in self.notices:
+            self.notices.append(text)
+
+    def refuse(self, name: str, thing: str, found: str, wanted: str, next_step: str) -> Refused:
+        return Refused(Refusal(f"weights.{name}", self.node, thing, found, wanted, next_step))
+
+    def run(self) -> dict[str, t.Any]:
+        artefacts = [Artefact.from_dict(item) for item in self.request["artefacts"]]
+        with contextlib.ExitStack() as locks:
+            for tree in sorted({self.tree(artefact) for artefact in artefacts}):
+                self.lock(locks, tree)
+            if self.request["verify"]:
+                self.verify(artefacts)
+            plans = [plan for plan in map(self.plan, artefacts) if plan]
+            self.check_space(plans)
+            for plan in plans:
+                self.record_licence(plan.artefact)
+                self.bring(plan)
+            for artefact in artefacts:
+                self.derive(artefact)
+        return {"changed": bool(plans), "artefacts": self.report, "notices": self.notices}
+
+    def lock(self, locks: contextlib.ExitStack, tree: str) -> None:
+        try:
+            locks.enter_context(tree_lock(tree))
+        except Busy as exc:
+            raise self.refuse("busy", f"tree {tree}", f"another writer ({exc})", "one writer at a time", "wait for it, or stop it") from None
+
+    def tree(self, artefact: Artefact) -> str:
+        return os.path.join(self.root, artefact.directory)
+
+    def staging(self, artefact: Artefact) -> str:
+        """Unfinished files live here, on the filesystem of the tree, and under no name that anybody serves."""
+        return os.path.join(self.root, ".sparkops-incoming", artefact.directory)
+
+    # Verification
+
+    def verify(self, artefacts: t.Sequence[Artefact]) -> None:
+        """Re-read everything that has a manifest. Damage is written down, so that the next run fetches only that."""
+        known = [(artefact, self.tree(artefact), manifests.load(self.tree(artefact))) for artefact in artefacts]
+        self.progress.begin("verify", sum(manifest.size for _a, _t, manifest in known if manifest))
+        refusals = []
+        for artefact, tree, manifest in known:
+            if not manifest:
+                continue
+            problems = manifests.check_hashes(tree, manifest.files, progress=self.count, drop=True)
+            note_damage(tree, (problem.path for problem in problems if problem.kind == "hash"))
+            for problem in problems:
+                refusals.append(
+                    Refusal("weights.damaged", self.node, f"{artefact.name}: {tree}/{problem.path}", problem.text, "the file of the manifest", "run the weights play without the verify tag: it fetches only this file")
+                )
+        if refusals:
+            raise Refused(*refusals)
+
+    def count(self, size: int) -> None:
+        with self._lock:
+            self.progress.done += size
+
+    # Planning
+
+    def plan(self, artefact: Artefact) -> Plan | None:
+        """Find out what is wanted, what is there, and what else on this node can be used. None: nothing to do."""
+        tree = self.tree(artefact)
+        manifest = manifests.load(tree) if self.request["download"] != "refresh" else None
+        if manifest and manifest.revision != artefact.revision:
+            manifest = None
+        if manifest:
+            bad = {problem.path for problem in manifests.check_sizes(tree, manifest.files)} | damaged(tree)
+            todo = [file for file in manifest.files if file.path in bad]
+            return Plan(artefact, tree, manifest, todo, self.usable(artefact, todo), manifest.repository) if todo else None
+        self.progress.begin("plan", message=f"{artefact.name}: looking for what is there")
+        own = self.adoptable(artefact)
+        manifest = own or self.listing(artefact)
+        todo = self.unproven(tree, manifest)
+        return Plan(artefact, tree, manifest, todo, self.usable(artefact, todo), manifest.repository)
+
+    def candidates(self, artefact: Artefact) -> t.Iterator[tuple[LocalTree, str, str]]:
+        for folder in self.request["adopt_from"]:
+            for repository, revision in artefact.sources():
+                for tree in local_trees(folder, repository, revision):
+                    yield tree, repository, revision
+
+    def adoptable(self, artefact: Artefact) -> Manifest | None:
+        """A tree on this node that is complete by itself at the pin: the hub is not asked at all."""
+        if self.request["download"] == "refresh":
+            return None
+        for tree, repository, revision in self.candidates(artefact):
+            found = local_manifest(tree, repository, revision, artefact.include, artefact.exclude, artefact.required)
+            if found:
+                self.say(f"{artefact.name}: {tree.folder} is complete at {revision[:12]}; using it")
+                return found
+        return None
+
+    def listing(self, artefact: Artefact) -> Manifest:
+        """Ask the hub, then the fallbacks, what the pinned commit holds."""
+        if self.request["download"] == "never":
+            raise self.refuse("incomplete", f"{artefact.name} in {self.tree(artefact)}", "no complete tree", "all files of the pinned revision", "set weights_download to missing, or put the tree there")
+        refusals = []
+        for repository, revision in artefact.sources():
+            try:
+                files = self.patiently(lambda: self.hub.files(repository, revision))
+            except HubError as exc:
+                refusals.append(self.hub_refusal(exc, artefact, repository))
+                continue
+            manifest = Manifest(repository, revision, tuple(manifests.select(files, artefact.include, artefact.exclude)))
+            lacking = manifests.lacking(manifest, artefact.required)
+            if manifest.files and not lacking:
+                return manifest
+            names = ", ".join(problem.path for problem in lacking) or "any file"
+            refusals.append(Refusal("weights.required", self.node, f"{artefact.name} in {repository} at {revision[:12]}", f"no {names}", "every required file", "correct the profile's patterns or revision"))
+        raise Refused(*refusals)
+
+    def hub_refusal(self, error: HubError, artefact: Artefact, repository: str) -> Refusal:
+        wanted, next_step = {
+            "unauthorized": ("a token that may read it", "set weights_hub_token (or weights_hub_token_file) to a token with read access"),
+            "forbidden": ("access for this token", "accept the licence on the repository's page with the token's account, then run again"),
+            "not_found": ("the pinned revision", "correct repository and revision in the profile"),
+            "rate_limit_cap": ("fewer requests", "wait and run again: what is there is kept; a token raises the limit"),
+        }.get(error.kind, ("an answer from the hub", "check weights_hub_endpoint and the node's way to it, then run again: what is there is kept"))
+        return Refusal(f"weights.hub_{error.kind}", self.node, f"{artefact.name} from {repository}", error.text, wanted, next_step)
+
+    @property
+    def hub(self) -> Hub:
+        """The library is loaded only when the network is needed."""
+        if self._hub is None:
+            if not self.request["environment"]:
+                raise self.refuse("environment", "huggingface_hub", "not on this node", "the pinned wheels", "run the weights role, which brings them")
+            sys.path.insert(0, self.request["environment"])
+            os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"
+            self._hub = Hub(self.request["endpoint"], self.token, min(self.request["timeout"], self.request["stall_seconds"]))
+        return self._hub
+
+    def patiently(self, function: t.Callable[[], t.Any], tries: int = 4) -> t.Any:
+        """Repeat a call while the hub asks to wait, and a few times when the way to it fails."""
+        attempt = 0
+        while True:
+            try:
+                return function()
+            except HubError as exc:
+                if exc.kind == "rate_limited":
+                    self.patience.wait(exc)
+                    continue
+                attempt += 1
+                if exc.kind not in TRANSIENT or attempt >= tries:
+                    raise
+                time.sleep(min(2.0**attempt, 10.0))
+
+    def unproven(self, tree: str, manifest: Manifest) -> list[File]:
+        """Files that are not there or, without a manifest so far, have another hash."""
+        bad = {problem.path for problem in manifests.check_sizes(tree, manifest.files)}
+        there = [file for file in manifest.files if file.path not in bad]
+        self.progress.begin("check", sum(file.size for file in there), "hashing files that are already there")
+        found = manifests.hash_files(tree, there, progress=self.count, drop=True)
+        good = {file.path for file in there if file.path in found and matches(os.path.join(tree, file.path), file, found[file.path])}
+        return [file for file in manifest.files if file.path not in good]
+
+    def usable(self, artefact: Artefact, todo: t.Sequence[File]) -> dict[str, LocalFile]:
+        """Files of other folders on this node that can stand for missing ones."""
+        sizes = {file.path: file.size for file in todo}
+        result: dict[str, LocalFile] = {}
+        for tree, _repository, _revision in self.candidates(artefact):
+            for path, local in tree.files.items():
+                if sizes.get(path) == local.size:
+                    result.setdefault(path, local)
+        return result
+
+    def check_space(self, plans: t.Sequence[Plan]) -> None:
+        """Say what comes, and refuse before the first byte when it can't fit."""
+        needs = [Need(item["path"], item["size"], item["what"]) for item in self.request["reserve"]]
+        for plan in plans:
+            needs.append(Need(plan.tree, sum(file.size for file in plan.download) - self.arrived(plan), plan.artefact.name))
+        short = manifests.shortages(needs, self.request["space_margin"])
+        if short:
+            raise Refused(*(space_refusal(self.node, item) for item in short))
+        total = sum(file.size for plan in plans for file in plan.download)
+        if total:
+            rate = (_unit.read_json(self.rates_path) or {}).get("download")
+            time_text = f"about {max(1, round(total / rate / 60))} min at the last seen rate" if rate else f"about {max(1, round(total / 125e6 / 60))} min per Gbit/s of line"
+            self.say(f"{gib(total)} to download into {self.root} ({gib(manifests.space(self.root).free)} free), {time_text}")
+
+    @property
+    def rates_path(self) -> str:
+        return os.path.join(self.request["state_dir"], "rates.json")
+
+    def arrived(self, plan: Plan) -> int:
+        """Bytes of an earlier attempt that already take room in the staging folder."""
+        return sum(allocated(path) for path in files_below(self.staging(plan.artefact)))
+
+    def record_licence(self, artefact: Artefact) -> None:
+        if not artefact.licence:
+            return
+        path = os.path.join(self.request["state_dir"], "licences.json")
+        book = _unit.read_json(path) or {}
+        entry = {"repository": artefact.repository, "revision": artefact.revision, "licence": artefact.licence["name"], "url": artefact.licence.get("url"), "accepted": artefact.name in self.request["accepted"]}
+        if {key: (book.get(artefact.name) or {}).get(key) for key in entry} != entry:
+            book[artefact.name] = {**entry, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+            manifests.write_json(path, book)
+
+    # Bringing
+
+    def bring(self, plan: Plan) -> None:
+        """Adopt, fetch, prove each file by hash, and publish the manifest as the last act."""
+        staging = self.staging(plan.artefact)
+        os.makedirs(staging, exist_ok=True)
+        hashes: dict[str, str] = {}
+        self.link(plan, staging, hashes)
+        rest = [file for file in plan.todo if file.path not in hashes]
+        self.progress.begin("download", sum(file.size for file in rest), self.progress.message)
+        began, ways = time.monotonic(), {}
+        Fetch(self, plan, staging, hashes, ways).run(rest)
+        self.note_rate(sum(file.size for file in rest), time.monotonic() - began)
+        self.publish(plan, hashes)
+        shutil.rmtree(staging, ignore_errors=True)
+        self.report[plan.artefact.name] = {"repository": plan.origin, "linked": len(plan.todo) - len(rest), "fetched": len(rest), "bytes": sum(file.size for file in rest), "ways": ways}
+
+    def note_rate(self, size: int, seconds: float) -> None:
+        if size > 64 * 2**20 and seconds > 0:
+            manifests.write_json(self.rates_path, {"download": round(size / seconds)})
+
+    def link(self, plan: Plan, staging: str, hashes: dict[str, str]) -> None:
+        """Hard links to real files: no bytes, no links of links, and the cache stays as it was."""
+        files = [file for file in plan.todo if file.path in plan.local]
+        if not files:
+            return
+        for file in files:
+            self.link_one(plan, plan.local[file.path], os.path.join(staging, file.path))
+        self.progress.begin("adopt", sum(file.size for file in files), f"{plan.artefact.name}: hashing what is adopted")
+        found = manifests.hash_files(staging, files, progress=self.count, drop=True)
+        for file in files:
+            local, path = plan.local[file.path], os.path.join(staging, file.path)
+            expected = dataclasses.replace(file, sha256=file.sha256 or local.sha256, blob=file.blob or local.blob)
+            if matches(path, expected, found.get(file.path, "")):
+                self.place(plan, file, path, found[file.path], hashes)
+            else:
+                self.say(f"{local.real} is damaged; fetching {file.path} instead")
+                os.unlink(path)
+
+    def link_one(self, plan: Plan, local: LocalFile, target: str) -> None:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(target)
+        try:
+            os.link(local.real, target)
+        except OSError as exc:
+            if exc.errno == errno.EXDEV and self.request["adopt_copy"]:
+                shutil.copyfile(local.real, target)
+            elif exc.errno == errno.EXDEV:
+                size = sum(item.size for item in plan.local.values())
+                raise self.refuse(
+                    "other_filesystem", f"{plan.artefact.name}: {local.real}", f"{gib(size)} on another filesystem than {plan.tree}", "the same filesystem, so that links do",
+                    "set weights_root to a folder on that filesystem, or weights_adopt_copy to true, or take the folder out of weights_adopt_from",
+                ) from None
+            else:
+                owner = os.stat(local.real).st_uid
+                raise self.refuse("adopt_owner", local.real, f"owned by uid {owner}: {exc.strerror}", f"a file that uid {os.geteuid()} may link", "change the owner of that folder, or take it out of weights_adopt_from") from None
+
+    def place(self, plan: Plan, file: File, path: str, sha256: str, hashes: dict[str, str]) -> None:
+        """A proven file gets its final name."""
+        target = os.path.join(plan.tree, file.path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.isdir(target) and not os.path.islink(target):
+            raise self.refuse("in_the_way", target, "a folder", "a file", "remove the folder")
+        os.replace(path, target)
+        hashes[file.path] = sha256
+
+    def publish(self, plan: Plan, hashes: t.Mapping[str, str]) -> None:
+        """Every file has a hash and every header fits its size, else there is no manifest."""
+        problems = manifests.check_sizes(plan.tree, plan.manifest.files)
+        names = [file.path for file in plan.manifest.files]
+        for path in names:
+            text = _safetensors.check_file(os.path.join(plan.tree, path)) if path.endswith(".safetensors") else None
+            if text:
+                problems.append(manifests.Problem(path, "header", text))
+        wanted = manifests.wanted_by_index(plan.tree, names, plan.artefact.include, plan.artefact.exclude)
+        problems += [manifests.Problem(path, "missing", "named by the index, not in the repository") for path in sorted(wanted - set(names))]
+        if problems:
+            raise Refused(*(Refusal("weights.incomplete", self.node, f"{plan.artefact.name}: {plan.tree}/{item.path}", item.text, "a complete, readable file", "check repository, revision and patterns of the profile") for item in problems))
+        unknown = [file for file in plan.manifest.files if not file.sha256 and file.path not in hashes]
+        computed = {**manifests.hash_files(plan.tree, unknown), **hashes}
+        files = tuple(dataclasses.replace(file, sha256=computed.get(file.path) or file.sha256) for file in plan.manifest.files)
+        manifests.save(plan.tree, dataclasses.replace(plan.manifest, files=files, licence=plan.artefact.licence))
+        note_damage(plan.tree, ())
+
+    def derive(self, artefact: Artefact) -> None:
+        """Folders made from an artefact follow it."""
+
+
+class HubFile:
+    """A ranged source on the hub with a renewable signed address."""
+
+    def __init__(self, job: WeightsJob, repository: str, revision: str, path: str) -> None:
+        self._locate = lambda: job.patiently(lambda: job.hub.locate(repository, revision, path))
+        self._hub = job.hub
+        self._lock = threading.Lock()
+        self._at = 0.0
+        self.location = self._locate()
+
+    def renew(self) -> None:
+        """All streams notice an expiry at once; one new address serves them all."""
+        with self._lock:
+            if time.monotonic() - self._at > 5:
+                self.location = self._locate()
+                self._at = time.monotonic()
+
+    def stream(self, start: int, end: int, block: int) -> t.Iterator[bytes]:
+        return self._hub.stream(self.location, start, end, block)
+
+
+class Fetch:
+    """Bring the missing files of one artefact by the ways that work."""
+
+    def __init__(self, job: WeightsJob, plan: Plan, staging: str, hashes: dict[str, str], ways: dict[str, str]) -> None:
+        self.job = job
+        self.plan = plan
+        self.staging = staging
+        self.hashes = hashes
+        self.ways = ways
+        self.settled = 0
+
+    def run(self, files: t.Sequence[File]) -> None:
+        rest = self.keep(files)
+        threshold = self.job.request["ranged_above"]
+        self.by(SMALL_WAYS, [file for file in rest if file.size <= threshold])
+        for file in sorted((file for file in rest if file.size > threshold), key=lambda file: -file.size):
+            self.by(LARGE_WAYS, [file])
+
+    def keep(self, files: t.Sequence[File]) -> list[File]:
+        """Files that an interrupted run left complete in the staging folder."""
+        there = [file for file in files if file.size == size_of(os.path.join(self.staging, file.path))]
+        return [file for file in files if file not in there or not self.prove(file, "an earlier run")]
+
+    def prove(self, file: File, way: str) -> bool:
+        """Hash a staged file; a good one is published, a bad one is gone."""
+        path = os.path.join(self.staging, file.path)
+        try:
+            sha256 = manifests.sha256_of(path, drop=True)
+        except OSError:
+            return False
+        if not matches(path, file, sha256) or os.path.getsize(path) != file.size:
+            self.job.say(f"{file.path} came damaged by {way}; trying again")
+            os.unlink(path)
+            return False
+        self.job.place(self.plan, file, path, sha256, self.hashes)
+        self.ways[file.path] = way
+        self.settled += file.size
+        self.job.progress.done = max(self.job.progress.done, self.settled)
+        return True
+
+    def by(self, ways: t.Sequence[str], files: t.Sequence[File]) -> None:
+        """Go through the ways until every file is proven. What can't be mended by trying ends at once."""
+        error: HubError | None = None
+        rest = list(files)
+        for way in ways:
+            if not rest:
+                return
+            try:
+                if way == "ranges":
+                    for file in rest:
+                        self.ranges(file)
+                else:
+                    self.library(rest, xet=way == "library")
+                error = None
+            except HubError as exc:
+                if exc.kind in ("unauthorized", "forbidden", "rate_limit_cap"):
+                    raise Refused(self.job.hub_refusal(exc, self.plan.artefact, self.plan.manifest.repository)) from None
+                error = exc
+                self.job.say(f"{way} failed: {exc.text}")
+            rest = [file for file in rest if not self.prove(file, way)]
+        if rest:
+            names = ", ".join(file.path for file in rest[:5])
+            reason = error.text if error else "the bytes that came have another hash than listed"
+            raise Refused(
+                Refusal(f"weights.hub_{error.kind}" if error else "weights.hash", self.job.node, f"{self.plan.artefact.name}: {names}", reason, "the listed files", f"tried: {', '.join(dict.fromkeys(ways))}; run again: what arrived is kept")
+            )
+
+    def ranges(self, file: File) -> None:
+        """Our own way: parallel, journaled, resumable."""
+        folder = os.path.join(self.staging, ".parts")
+        os.makedirs(folder, exist_ok=True)
+        part = os.path.join(folder, (file.sha256 or file.blob)[:40] + ".part")
+        request = self.job.request
+        try:
+            source = HubFile(self.job, self.plan.manifest.repository, self.plan.manifest.revision, file.path)
+            if source.location.size not in (None, file.size):
+                raise HubError("short", f"{file.path}: the server says {source.location.size} bytes, listed are {file.size}")
+            fetcher = RangeFetcher(
+                source, part, file.size, file.sha256 or file.blob, self.job.patience, request["streams"], request["part_size"], request["stall_seconds"], self.job.count
+            )
+            self.job.count(sum(fetcher.journal.done))
+            fetcher.run()
+        except Stalled as exc:
+            raise HubError("stalled", f"{file.path}: {exc}") from None
+        target = os.path.join(self.staging, file.path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.replace(part, target)
+        os.unlink(part + ".journal")
+
+    def library(self, files: t.Sequence[File], xet: bool) -> None:
+        """The library's way, in a process of its own: a stalled call can only be ended from outside."""
+        too_large = [file for file in files if not xet and file.size > LIBRARY_LIMIT]
+        if too_large:
+            raise HubError("too_large", f"the library's plain way refuses {too_large[0].path} ({gib(too_large[0].size)})")
+        job = self.job
+        for patience in range(100):
+            error = self.library_once([file for file in files if size_of(os.path.join(self.staging, file.path)) != file.size], xet)
+            if error is None or error.kind != "rate_limited":
+                break
+            job.patience.wait(error)
+        if error:
+            raise error
+
+    def library_once(self, files: t.Sequence[File], xet: bool) -> HubError | None:
+        if not files:
+            return None
+        job, manifest = self.job, self.plan.manifest
+        order = {
+            "environment": job.request["environment"],
+            "endpoint": job.request["endpoint"],
+            "timeout": min(job.request["timeout"], job.request["stall_seconds"]),
+            "token": job.token,
+            "repository": manifest.repository,
+            "revision": manifest.revision,
+            "files": [file.path for file in files],
+            "folder": self.staging,
+            "threads": job.request["streams"],
+        }
+        environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": self.staging, "HF_HOME": os.path.join(self.staging, ".hf"), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        environment["HF_HUB_DISABLE_XET"] = "0" if xet else "1"
+        argv = _unit.python_argv(code_root(), "_hub_child")
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
+            try:
+                child.stdin.write(json.dumps(order).encode())  # type: ignore[union-attr]
+                child.stdin.close()  # type: ignore[union-attr]
+                return self.watch(child)
+            finally:
+                child.kill()
+
+    def watch(self, child: subprocess.Popen[bytes]) -> HubError | None:
+        """Watch the bytes on disk while the library works; its own progress text proves nothing."""
+        lines: list[bytes] = []
+        reader = threading.Thread(target=lambda: lines.extend(child.stdout), daemon=True)  # type: ignore[arg-type]
+        reader.start()
+        last, moved = -1, time.monotonic()
+        limit = self.job.request["stall_seconds"]
+        while child.poll() is None:
+            arrived = sum(size_of(path) for path in files_below(self.staging))
+            self.job.progress.done = max(self.job.progress.done, min(self.settled + arrived, self.job.progress.total))
+            if arrived != last:
+                last, moved = arrived, time.monotonic()
+            elif time.monotonic() - moved > limit:
+                child.kill()
+                raise HubError("stalled", f"no byte arrived for {limit:.0f} s")
+            time.sleep(0.2)
+        reader.join(5)
+        return child_error(lines, child.returncode)
+
+
+def child_error(lines: t.Sequence[bytes], code: int) -> HubError | None:
+    """The most telling failure of the library process."""
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            content = json.loads(line)
+            found.append(HubError(content["kind"], content["text"], content.get("wait", 0.0)))
+    order = ("rate_limited", "unauthorized", "forbidden", "not_found")
+    found.sort(key=lambda error: order.index(error.kind) if error.kind in order else len(order))
+    if found:
+        return found[0]
+    return HubError("library", f"the library's process ended with {code}") if code else None
+
+
+def code_root() -> str:
+    """The folder that ``ansible_collections`` of this program lies in."""
+    return os.path.abspath(__file__).rsplit(os.sep + "ansible_collections" + os.sep, 1)[0]
+
+
+def space_refusal(node: str, short: manifests.Shortage) -> Refusal:
+    parts = " + ".join(f"{need.what} {gib(need.size)}" for need in short.parts)
+    return Refusal("weights.space", node, f"filesystem of {short.path}", f"{gib(short.free)} free", f"{gib(short.needed)} ({parts}, and a margin)", "free space, or set weights_root to a larger filesystem")
+
+
+def files_below(folder: str) -> t.Iterator[str]:
+    for root, _folders, names in os.walk(folder):
+        for name in names:
+            yield os.path.join(root, name)
+
+
+def size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
+
+
+def allocated(path: str) -> int:
+    """Bytes that a file takes on disk: a partial file has its full size from the start."""
+    try:
+        return os.stat(path).st_blocks * 512
+    except OSError:
+        return 0
+
+
+def main(arguments: t.Sequence[str]) -> int:
+    return _unit.run_job(arguments[0], lambda request, progress: WeightsJob(request, progress).run())

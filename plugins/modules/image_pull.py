@@ -1,0 +1,467 @@
+#!/usr/bin/python
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: image_pull
+short_description: Keep an image present from its registry
+version_added: 0.1.0
+description:
+  - Looks whether a node has the wanted image, by its pinned digest or by its tag, and pulls it as the policy says.
+  - A pinned image that is there is used without asking the registry.
+  - The platform is checked before anything is transferred.
+  - The pull is a unit of its own that outlives the session; a second run attaches to it.
+author:
+  - The sparkops.inference authors (@sparkops)
+attributes:
+  check_mode:
+    support: full
+    description: The registry is asked, nothing is pulled, and the result is predicted.
+  diff_mode:
+    support: none
+    description: An image has no difference to show.
+  facts:
+    support: full
+    description: Sets the fact C(spark_image) to RV(image).
+  idempotent:
+    support: partial
+    description: Can be run again without change.
+    details: With O(policy=always) a tag that has moved in the registry is a change.
+options:
+  reference:
+    description: Image with its tag.
+    type: str
+    required: true
+  digest:
+    description: Registry digest that the image must have.
+    type: str
+  platform:
+    description: Platform such as V(linux/arm64). The engine's own by default.
+    type: str
+  policy:
+    description: When the registry is asked.
+    type: str
+    choices: [missing, always, never]
+    default: missing
+  required:
+    description:
+      - Whether it is a failure when the image can't be pulled.
+      - Otherwise RV(pull_error) says why not, and another rank can ship it.
+    type: bool
+    default: true
+  shared:
+    description: Whether the peers of this node may fetch the image from it.
+    type: bool
+    default: false
+  staging:
+    description: Directory of this node for image parts on their way to peers.
+    type: path
+  username:
+    description: Account at the registry. It is sent with the request and stored nowhere.
+    type: str
+  password:
+    description: Password or token of O(username).
+    type: str
+  login_file:
+    description: File of C(docker login) with the account to use when O(username) is not set.
+    type: path
+  size:
+    description: About how many bytes the unpacked image has, to refuse a pull that the disk has no room for.
+    type: int
+  node:
+    description: Name of this node, for messages.
+    type: str
+    required: true
+  deployment:
+    description: Name of the deployment; part of the unit's name.
+    type: str
+    required: true
+  state_dir:
+    description: Directory of the deployment's state.
+    type: path
+    required: true
+  user:
+    description: Account of this node that runs the pull, when the module runs as root. It must have the right to use Docker.
+    type: str
+    default: ""
+  state:
+    description: V(cancelled) stops a pull that is going on.
+    type: str
+    choices: [present, cancelled]
+    default: present
+  wait_slice:
+    description: Seconds to wait for the end in this call; V(0) waits until the end.
+    type: int
+    default: 0
+  run_id:
+    description: The run to go on waiting for.
+    type: str
+  state_root:
+    description: Directory where this node notes what it knows about its images.
+    type: path
+    required: true
+  socket:
+    description: Socket of the Docker Engine.
+    type: path
+    default: /var/run/docker.sock
+  probe_timeout:
+    description: Seconds after which a registry that does not answer counts as unreachable.
+    type: int
+    default: 20
+"""
+
+EXAMPLES = r"""
+- name: Have the pinned image
+  sparkops.inference.image_pull:
+    reference: registry.example/team/engine:2.9
+    digest: sha256:447114ee77d14c9b4732ee23978ada2a0ee9027868a231d6fd42700a8b25be1d
+    node: "{{ inventory_hostname }}"
+    deployment: engine
+    state_dir: /var/lib/sparkops/engine
+    state_root: /var/lib/sparkops
+"""
+
+RETURN = r"""
+image:
+  description: The image on this node; C(identity) is the same text on every node that holds the same image.
+  returned: always
+  type: dict
+  sample:
+    present: true
+    identity: sha256:9d9e1a5d0c6e2f3c1b7a4c8c5d3e0f6b7a8899aabbccddeeff00112233445566
+    id: sha256:3430d6614a8e0b5f2c1d4e6f708192a3b4c5d6e7f8091a2b3c4d5e6f70819203
+    platform: linux/arm64
+pull_error:
+  description: Why the image could not be pulled.
+  returned: always
+  type: dict
+  sample:
+    kind: unreachable
+    text: "dial tcp: lookup registry.example: no such host"
+notices:
+  description: What the user should know although the work went well.
+  returned: always
+  type: list
+  elements: str
+running:
+  description: Whether the pull still goes on.
+  returned: always
+  type: bool
+run_id:
+  description: The run to wait for.
+  returned: when RV(running=true)
+  type: str
+progress:
+  description: How far the pull is.
+  returned: when RV(running=true)
+  type: dict
+known_after:
+  description: What has to run before the identity is known; in check mode only.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import os
+import shutil
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.sparkops.inference.plugins.module_utils import (
+    _docker_api,
+    _image_identity,
+    _manifest,
+    _refusal,
+    _registry,
+    _unit,
+)
+from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
+from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import (
+    MAX_LAYERS,
+    Image,
+    Reference,
+    from_inspect,
+    normal_architecture,
+    parse_reference,
+)
+from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._registry import (
+    Login,
+    Offer,
+    RegistryError,
+    ask,
+    stored_login,
+)
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Job, UnitError
+
+JOB_CODE = (_docker_api, _image_identity, _manifest, _refusal, _registry, _unit)
+NEXT_STEPS = {
+    "policy": "put the image there, or set image_pull_policy=missing",
+    "denied": "check image_registry_username and image_registry_password, or ask for the right to read this image",
+    "missing": "check image_reference and image_digest",
+    "platform": "name an image for this platform in image_reference",
+    "space": "free disk space where Docker keeps its images",
+    "certificate": "make the node's Docker trust this registry (its CA certificate, or insecure-registries in daemon.json)",
+    "limit": "log in with image_registry_username, or wait until the limit ends",
+    "unreachable": "check name, route, and proxy of the node, or put the image there and set image_pull_policy=never",
+    "other": "read the text of the engine above",
+}
+
+
+class Failed(Exception):
+    """There is a reason to stop."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.text)
+        self.refusal = refusal
+
+
+class Running(Exception):
+    """The pull goes on longer than this call may wait."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id)
+        self.run_id = run_id
+
+
+def needs(present: bool, pinned: bool, policy: str) -> str:
+    """What to do: use what is there, pull, ask the registry whether the tag has moved, or lack it."""
+    if policy == "never":
+        return "use" if present else "lack"
+    if not present:
+        return "pull"
+    # A digest names content: asking again can bring nothing new.
+    return "ask" if policy == "always" and not pinned else "use"
+
+
+class ImagePull:
+    """The wanted image on this node."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.params = module.params
+        self.reference: Reference = parse_reference(self.params["reference"])
+        self.digest: str | None = self.params["digest"] or self.reference.digest
+        self.platform: str = self.params["platform"] or ""
+        self.api = DockerApi(self.params["socket"], timeout=self.params["probe_timeout"])
+        self.record = Record(self.params["state_root"])
+        self.job = Job(module, "pull", self.params["deployment"], self.params["state_dir"], self.params["user"])
+        self.login = self._login()
+        self.changed = False
+        self.notices: list[str] = []
+        self.pull_error: dict[str, str] = {}
+
+    def run(self) -> dict[str, t.Any]:
+        if self.params["state"] == "cancelled":
+            return self.cancel()
+        try:
+            image = self.image()
+        except RegistryError as exc:
+            image = self.lack(exc.kind, str(exc))
+        except DockerError:
+            if not self.module.check_mode:
+                raise
+            return self.predicted("bootstrap")  # which may still install Docker or give the right to use it
+        if image is None:
+            return self.predicted("image") if self.changed else self.result({"present": False})
+        self.accept(image)
+        return self.result({**image.as_dict(), "reference": self.reference.tagged, "digest": self.digest or min(image.digests, default=None)})
+
+    def image(self) -> Image | None:
+        """The image, pulled if need be; None when there is none, or none yet in check mode."""
+        self.platform = self.platform or f"linux/{normal_architecture(self.api.version()['Arch'])}"
+        run_id = self.params["run_id"] or (self.job.current_run() if not self.module.check_mode and self.job.running() else None)
+        if run_id:
+            return self.pulled(run_id)
+        held = self.find()
+        action = needs(held is not None, bool(self.digest), self.params["policy"])
+        if action == "use":
+            return held
+        if action == "lack":
+            raise RegistryError("policy", f"no image {self.wanted} on this node, and the policy is not to pull")
+        offer = self.ask()
+        if held and offer.digest in held.digests:
+            return held
+        if offer.platforms and self.platform not in offer.platforms:
+            raise RegistryError("platform", f"{self.wanted} exists for {', '.join(offer.platforms)}")
+        self.check_space()
+        self.changed = True
+        return None if self.module.check_mode else self.pulled(self.begin())
+
+    @property
+    def wanted(self) -> str:
+        return f"{self.reference.name}@{self.digest}" if self.digest else self.reference.tagged
+
+    def find(self) -> Image | None:
+        """The image by its digest if it is pinned, else by its tag. A pinned image that was shipped is known by our note."""
+        for name in dict.fromkeys((self.wanted, self.reference.tagged)):
+            document = self.api.inspect_image(name)
+            if document is None:
+                continue
+            image = from_inspect(document, self.record.digests(document["Id"]))
+            if image.platform == self.platform and (not self.digest or self.digest in image.digests):
+                return image
+        return None
+
+    def ask(self) -> Offer:
+        """A refused login proves nothing about a public image, so that one is asked for without login too."""
+        try:
+            return ask(self.api, self.reference, self.wanted, self.login)
+        except RegistryError as exc:
+            if exc.kind != "denied" or self.login is None:
+                raise
+            refused = exc
+        try:
+            offer = ask(self.api, self.reference, self.wanted, None)
+        except RegistryError:
+            raise refused from None
+        registry = self.reference.registry
+        found = f"{registry} refuses the login of {self.login.username!r} from {self.login.origin}, and gives {self.wanted} to anybody"
+        if self.params["username"]:
+            raise Failed(self.refusal("login", found, "a login that is accepted, or none", "correct image_registry_username and image_registry_password, or unset both"))
+        self.notices.append(f"{found}. The image is pulled without login; run 'docker logout {registry}' on the node.")
+        self.login = None
+        return offer
+
+    def check_space(self) -> None:
+        """Only for a first pull: a later one shares most layers with what is there, and nobody tells how many."""
+        size = self.params["size"]
+        if not size or self.api.call("GET", "/images/json", query={"filters": f'{{"reference": ["{self.reference.name}"]}}'}):
+            return
+        root = self.api.info()["DockerRootDir"]
+        free = shutil.disk_usage(root).free
+        if free < size:
+            raise RegistryError("space", f"{free} bytes free at {root}, the image needs {size}")
+
+    def begin(self) -> str:
+        with _unit.identity(self.params["user"]):
+            root = _unit.install_code(JOB_CODE, os.path.join(self.params["state_root"], "lib"))
+        request = {
+            "socket": self.params["socket"],
+            "reference": self.reference.tagged,
+            "wanted": self.digest or self.reference.tag or "latest",
+            "platform": self.platform,
+            "username": self.login.username if self.login else None,
+            "login_origin": self.login.origin if self.login else None,
+        }
+        return self.job.begin(_unit.python_argv(root, "_registry"), request, self.login.password if self.login else None)
+
+    def pulled(self, run_id: str) -> Image:
+        """The image after the pull has ended; what the engine says is checked by looking."""
+        self.changed = True
+        if not self.job.wait(self.params["wait_slice"] or float("inf")):
+            raise Running(run_id)
+        outcome = self.job.outcome(run_id)
+        if outcome is None or not outcome["ok"]:
+            text = (outcome or {}).get("error") or _unit.last_lines(self.module, self.job.name) or "it was stopped"
+            raise RegistryError("other", f"unit {self.job.name}: {text}")
+        if outcome["pull_error"]:
+            raise RegistryError(outcome["pull_error"]["kind"], outcome["pull_error"]["text"])
+        image = self.find()
+        if image is None:
+            raise RegistryError("other", f"the pull of {self.wanted} ended well and the image is not there")
+        return image
+
+    def accept(self, image: Image) -> None:
+        """Give the image its name, and let the peers have it."""
+        if len(image.layers) > MAX_LAYERS:
+            raise Failed(self.refusal("layers", f"{len(image.layers)} layers", f"at most {MAX_LAYERS}", "build the image with fewer layers: other nodes cannot load it"))
+        if self.reference.tagged not in image.tags:
+            # Pulled by digest it has no tag, and what has no tag is removed by "docker image prune".
+            self.changed = True
+            if not self.module.check_mode:
+                self.api.call("POST", f"/images/{image.id}/tag", query={"repo": self.reference.name, "tag": self.reference.tag or "latest"})
+        staging = self.params["staging"]
+        if self.params["shared"] and not self.record.knows(image.id, image.digests, staging):
+            self.changed = True
+            if not self.module.check_mode:
+                self.record.note(image.id, image.digests, staging, reference=self.reference.tagged, identity=image.identity)
+
+    def lack(self, kind: str, text: str) -> None:
+        """No image. Another rank may ship it, but another platform stays wrong wherever it comes from."""
+        self.changed = False
+        self.pull_error = {"kind": kind, "text": text}
+        if self.params["required"] or kind == "platform":
+            raise Failed(self.refusal(kind, text, f"{self.wanted} for {self.platform}", NEXT_STEPS[kind]))
+
+    def cancel(self) -> dict[str, t.Any]:
+        self.changed = self.job.running()
+        if self.changed and not self.module.check_mode:
+            _unit.stop(self.module, self.job.name)
+        return {**self.result({"present": False}), "ansible_facts": {}}
+
+    def predicted(self, after: str) -> dict[str, t.Any]:
+        self.changed = True
+        image = {"present": True, "reference": self.reference.tagged, "digest": self.digest}
+        return {**self.result(image), "known_after": [after]}
+
+    def result(self, image: dict[str, t.Any]) -> dict[str, t.Any]:
+        return {
+            "changed": self.changed,
+            "running": False,
+            "image": image,
+            "pull_error": self.pull_error,
+            "notices": self.notices,
+            "known_after": [],
+            "ansible_facts": {"spark_image": image},
+        }
+
+    def refusal(self, kind: str, found: str, wanted: str, next_step: str) -> Refusal:
+        return Refusal(f"image.{kind}", self.params["node"], f"image {self.reference.tagged}", found, wanted, next_step)
+
+    def _login(self) -> Login | None:
+        params = self.params
+        if params["username"]:
+            return Login(params["username"], params["password"] or "", "image_registry_username")
+        return stored_login(params["login_file"], self.reference.registry) if params["login_file"] else None
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "reference": {"type": "str", "required": True},
+            "digest": {"type": "str"},
+            "platform": {"type": "str"},
+            "policy": {"type": "str", "choices": ["missing", "always", "never"], "default": "missing"},
+            "required": {"type": "bool", "default": True},
+            "shared": {"type": "bool", "default": False},
+            "staging": {"type": "path"},
+            "username": {"type": "str"},
+            "password": {"type": "str", "no_log": True},
+            "login_file": {"type": "path"},
+            "size": {"type": "int"},
+            "node": {"type": "str", "required": True},
+            "deployment": {"type": "str", "required": True},
+            "state_dir": {"type": "path", "required": True},
+            "state_root": {"type": "path", "required": True},
+            "user": {"type": "str", "default": ""},
+            "state": {"type": "str", "choices": ["present", "cancelled"], "default": "present"},
+            "wait_slice": {"type": "int", "default": 0},
+            "run_id": {"type": "str"},
+            "socket": {"type": "path", "default": "/var/run/docker.sock"},
+            "probe_timeout": {"type": "int", "default": 20},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        pull = ImagePull(module)
+    except ValueError as exc:
+        refusal = Refusal("image.reference", module.params["node"], "image_reference", str(exc), "an image reference", "correct image_reference")
+        module.fail_json(msg=refusal.text, refusals=[refusal.as_dict()])
+    try:
+        module.exit_json(**pull.run())
+    except Running as exc:
+        module.exit_json(changed=True, running=True, run_id=exc.run_id, progress=pull.job.current(), notices=[], known_after=[])
+    except Failed as exc:
+        module.fail_json(msg=format_refusals([exc.refusal]), refusals=[exc.refusal.as_dict()])
+    except (DockerError, UnitError, OSError) as exc:
+        refusal = pull.refusal("engine", str(exc), "an engine that answers", "see what preflight says of Docker on this node")
+        module.fail_json(msg=refusal.text, refusals=[refusal.as_dict()])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+#!/usr/bin/python
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: image_ship
+short_description: Bring an image to a node from one of its peers
+version_added: 0.1.0
+description:
+  - Fetches from the peer only the layers that this node lacks, over the address and with the key of the group.
+  - The work is a unit of its own that outlives the session; a second run attaches to it, and a cut transfer goes on where it ended.
+author:
+  - The sparkops.inference authors (@sparkops)
+attributes:
+  check_mode:
+    support: full
+    description: Nothing is transferred, and the result is predicted.
+  diff_mode:
+    support: none
+    description: An image has no difference to show.
+  facts:
+    support: full
+    description: Sets the fact C(spark_image) to RV(image).
+  idempotent:
+    support: full
+    description: An image that is there is not fetched again.
+options:
+  reference:
+    description: Image with its tag, as it will be named on this node.
+    type: str
+    required: true
+  image:
+    description: The image as M(sparkops.inference.image_pull) describes it on the source. Without an identity it is not known yet, in check mode.
+    type: dict
+    required: true
+  address:
+    description: Address of the source.
+    type: str
+    required: true
+  source_user:
+    description: Account at the source.
+    type: str
+    required: true
+  origin:
+    description: Name of the source, for messages.
+    type: str
+    required: true
+  key:
+    description: Private key of this node.
+    type: path
+    required: true
+  known_hosts:
+    description: File with the host keys of the peers.
+    type: path
+    required: true
+  node:
+    description: Name of this node, for messages.
+    type: str
+    required: true
+  deployment:
+    description: Name of the deployment; part of the unit's name.
+    type: str
+    required: true
+  state_dir:
+    description: Directory of the deployment's state.
+    type: path
+    required: true
+  state_root:
+    description: Directory where this node notes what it knows about its images.
+    type: path
+    required: true
+  staging:
+    description: Directory for layers on their way.
+    type: path
+    required: true
+  socket:
+    description: Socket of the Docker Engine.
+    type: path
+    default: /var/run/docker.sock
+  mode:
+    description:
+      - V(layers) sends only the layers that this node lacks and goes on after a cut.
+      - V(archive) makes an archive at the source and fetches it with rsync.
+      - V(stream) pipes the engine's archive and needs no room for it; a cut costs everything.
+      - V(auto) takes V(layers), and V(stream) when nothing of the image is here and there is no room to stage it.
+    type: str
+    choices: [auto, layers, archive, stream]
+    default: auto
+  user:
+    description: Account of this node that runs the work, when the module runs as root. It must have the right to use Docker.
+    type: str
+    default: ""
+  state:
+    description: V(cancelled) stops work that is going on.
+    type: str
+    choices: [present, cancelled]
+    default: present
+  wait_slice:
+    description: Seconds to wait for the end in this call; V(0) waits until the end.
+    type: int
+    default: 0
+  run_id:
+    description: The run to go on waiting for.
+    type: str
+"""
+
+EXAMPLES = r"""
+- name: Bring the image from the head
+  sparkops.inference.image_ship:
+    reference: "{{ spark_plan.image.reference }}"
+    image: "{{ hostvars[spark_plan.head].spark_image }}"
+    address: "{{ spark_plan.addresses[spark_plan.head] }}"
+    source_user: "{{ hostvars[spark_plan.head].spark_node.user.name }}"
+    origin: "{{ spark_plan.head }}"
+    key: "{{ spark_node.key.path }}"
+    known_hosts: "{{ spark_node.known_hosts.path }}"
+    node: "{{ inventory_hostname }}"
+    deployment: "{{ spark_plan.deployment }}"
+    state_dir: "{{ spark_node.state_dir }}"
+    state_root: "{{ spark_node.state_root }}"
+    staging: "{{ spark_node.state_root }}/image-ship"
+"""
+
+RETURN = r"""
+image:
+  description: The image on this node, as M(sparkops.inference.image_pull) describes it.
+  returned: when RV(running=false)
+  type: dict
+ship:
+  description: What was done - C(mode), C(bytes) over the link, and C(seconds).
+  returned: when something was shipped
+  type: dict
+  sample:
+    mode: layers
+    bytes: 1049047
+    seconds: 1.2
+notices:
+  description: What the user should know although the work went well.
+  returned: always
+  type: list
+  elements: str
+running:
+  description: Whether the work still goes on.
+  returned: always
+  type: bool
+run_id:
+  description: The run to wait for.
+  returned: when RV(running=true)
+  type: str
+progress:
+  description: How far the work is.
+  returned: when RV(running=true)
+  type: dict
+known_after:
+  description: What has to run before the result is known; in check mode only.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import os
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.sparkops.inference.plugins.module_utils import (
+    _docker_api,
+    _image_export,
+    _image_identity,
+    _image_record,
+    _image_transfer,
+    _manifest,
+    _refusal,
+    _unit,
+)
+from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
+from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import compare, from_inspect
+from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Job, UnitError
+
+JOB_CODE = (_docker_api, _image_export, _image_identity, _image_record, _image_transfer, _manifest, _refusal, _unit)
+JOB_PARAMS = ("reference", "address", "origin", "node", "key", "known_hosts", "state_root", "staging", "socket", "mode")
+
+
+class Failed(Exception):
+    """The work ended without the image."""
+
+    def __init__(self, *refusals: Refusal) -> None:
+        super().__init__(format_refusals(refusals))
+        self.refusals = refusals
+
+
+class ImageShip:
+    """The image of a peer on this node."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.params = module.params
+        self.job = Job(module, "ship", self.params["deployment"], self.params["state_dir"], self.params["user"])
+
+    def run(self) -> dict[str, t.Any]:
+        if self.params["state"] == "cancelled":
+            return self.cancel()
+        run_id = self.params["run_id"] or self.attach()
+        if run_id is None:
+            held = self.held()
+            if held is not None:
+                return self.result(held, changed=False)
+            if self.module.check_mode:
+                return self.result({"present": True}, changed=True, known_after=["image"])
+            run_id = self.begin()
+        if not self.job.wait(self.params["wait_slice"] or float("inf")):
+            return {"changed": True, "running": True, "run_id": run_id, "progress": self.job.current(), "notices": [], "known_after": []}
+        outcome = self.outcome(run_id)
+        return self.result(outcome["image"], changed=True, ship=outcome["ship"], notices=outcome["notices"])
+
+    def attach(self) -> str | None:
+        return self.job.current_run() if not self.module.check_mode and self.job.running() else None
+
+    def cancel(self) -> dict[str, t.Any]:
+        running = self.job.running()
+        if running and not self.module.check_mode:
+            _unit.stop(self.module, self.job.name)
+        return {"changed": running, "running": False, "notices": [], "known_after": []}
+
+    def held(self) -> dict[str, t.Any] | None:
+        """The image as it is here, None when it has to be brought."""
+        source = self.params["image"]
+        document = DockerApi(self.params["socket"]).inspect_image(self.params["reference"])
+        if document is None or not source.get("identity"):
+            return None
+        image = from_inspect(document, Record(self.params["state_root"]).digests(document["Id"])).as_dict()
+        return image if compare(source, image).same else None
+
+    def begin(self) -> str:
+        with _unit.identity(self.params["user"]):
+            root = _unit.install_code(JOB_CODE, os.path.join(self.params["state_root"], "lib"))
+        source = self.params["image"]
+        request = {name: self.params[name] for name in JOB_PARAMS}
+        request.update(user=self.params["source_user"], source_id=source["id"], identity=source["identity"])
+        return self.job.begin(_unit.python_argv(root, "_image_transfer"), request)
+
+    def outcome(self, run_id: str) -> dict[str, t.Any]:
+        outcome = self.job.outcome(run_id)
+        if outcome is None:
+            raise Failed(self.refusal(f"unit {self.job.name} ended without a result: {_unit.last_lines(self.module, self.job.name)}"))
+        if outcome.get("refusals"):
+            raise Failed(*(Refusal(**item) for item in outcome["refusals"]))
+        if not outcome["ok"]:
+            raise Failed(self.refusal(outcome.get("error") or f"unit {self.job.name} was stopped on request"))
+        return outcome
+
+    def refusal(self, found: str) -> Refusal:
+        thing = f"image {self.params['reference']} from {self.params['origin']}"
+        return Refusal("image.ship", self.params["node"], thing, found, "the same image as there", "mend that and run again: what has come already is kept")
+
+    def result(self, image: dict[str, t.Any], changed: bool, **more: t.Any) -> dict[str, t.Any]:
+        described = {**image, "reference": self.params["reference"], "digest": self.params["image"].get("digest")}
+        return {"changed": changed, "running": False, "notices": [], "known_after": [], "image": described, "ansible_facts": {"spark_image": described}, **more}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "reference": {"type": "str", "required": True},
+            "image": {"type": "dict", "required": True},
+            "address": {"type": "str", "required": True},
+            "source_user": {"type": "str", "required": True},
+            "origin": {"type": "str", "required": True},
+            "key": {"type": "path", "required": True, "no_log": False},
+            "known_hosts": {"type": "path", "required": True},
+            "node": {"type": "str", "required": True},
+            "deployment": {"type": "str", "required": True},
+            "state_dir": {"type": "path", "required": True},
+            "state_root": {"type": "path", "required": True},
+            "staging": {"type": "path", "required": True},
+            "socket": {"type": "path", "default": "/var/run/docker.sock"},
+            "mode": {"type": "str", "choices": ["auto", "layers", "archive", "stream"], "default": "auto"},
+            "user": {"type": "str", "default": ""},
+            "state": {"type": "str", "choices": ["present", "cancelled"], "default": "present"},
+            "wait_slice": {"type": "int", "default": 0},
+            "run_id": {"type": "str"},
+        },
+        supports_check_mode=True,
+    )
+    ship = ImageShip(module)
+    try:
+        module.exit_json(**ship.run())
+    except Failed as exc:
+        module.fail_json(msg=str(exc), refusals=[refusal.as_dict() for refusal in exc.refusals])
+    except (DockerError, UnitError, OSError) as exc:
+        refusal = ship.refusal(str(exc))
+        module.fail_json(msg=refusal.text, refusals=[refusal.as_dict()])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+#!/usr/bin/python
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_facts
+short_description: Read once what the roles need to know of a node
+version_added: 0.1.0
+description:
+  - Account and rights, Docker, addresses, listeners, disk space, memory, clock, tools, and the files of this collection, in one call.
+  - Never touches a mount without a time limit and never reads settings from the remote user's environment.
+author:
+  - The sparkops.inference authors (@sparkops)
+attributes:
+  check_mode:
+    support: full
+    description: Reads only, so it runs in check mode too.
+  diff_mode:
+    support: N/A
+    description: Nothing is changed.
+  facts:
+    support: full
+    description: Returns nothing but facts.
+options:
+  deployment:
+    description: Name of the deployment, a directory below the state root.
+    type: str
+    required: true
+  state_root:
+    description:
+      - Where the state of all deployments lies when root rights exist or the directory is there already.
+      - Otherwise C(.local/state/sparkops) in the home of the account is used.
+    type: path
+    default: /var/lib/sparkops
+  weights_root:
+    description: Where weights lie. Default is C(weights) below the state root. C(~) is the home on this node.
+    type: path
+  docker_socket:
+    description: The socket of the Docker Engine. C(DOCKER_HOST) is ignored.
+    type: path
+    default: /var/run/docker.sock
+  libexec:
+    description: Where programs of this collection are installed when root rights exist.
+    type: path
+    default: /usr/local/lib/sparkops
+  ports:
+    description: TCP ports of which the listeners are wanted.
+    type: list
+    elements: int
+    default: []
+  only_containers:
+    description: Return only O(ignore:spark_containers); for a second call with root rights where the account may not use Docker.
+    type: bool
+    default: false
+  proc_root:
+    description: Root of the proc tree, for tests.
+    type: path
+    default: /proc
+"""
+
+EXAMPLES = r"""
+- name: Read the node
+  sparkops.inference.node_facts:
+    deployment: lab_tiny
+    ports: [8888, 29521]
+"""
+
+RETURN = r"""
+ansible_facts:
+  description: The facts.
+  returned: always
+  type: dict
+  contains:
+    spark_node:
+      description: What the node says about itself.
+      returned: unless O(only_containers=true)
+      type: dict
+    spark_containers:
+      description: Name, status, labels, and image of all containers; empty when Docker cannot be used.
+      returned: always
+      type: list
+      elements: dict
+"""
+
+import grp
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import pwd
+import sys
+import time
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import (
+    DockerApi,
+    DockerError,
+)
+from ansible_collections.sparkops.inference.plugins.module_utils._node import (
+    ambient_settings,
+    parse_ip_addresses,
+    parse_listening_inodes,
+    parse_meminfo,
+    parse_os_release,
+    parse_statfs,
+)
+
+PROBE_SECONDS = 5
+COMMANDS = ("rsync", "docker", "ip", "ssh", "ssh-keygen", "systemctl", "nvidia-smi")
+GATE_MARK = "node_gate.py"
+
+
+def read_text(path: str) -> str:
+    """The text of a small file, empty when it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def account() -> dict[str, t.Any]:
+    entry = pwd.getpwuid(os.getuid())
+    names = []
+    for gid in os.getgroups():
+        try:
+            names.append(grp.getgrgid(gid).gr_name)
+        except KeyError:
+            names.append(str(gid))
+    return {"name": entry.pw_name, "uid": entry.pw_uid, "gid": entry.pw_gid, "home": entry.pw_dir, "groups": sorted(set(names))}
+
+
+def passwordless_sudo(module: AnsibleModule) -> str:
+    """Only a probe of rights: all real work goes through Ansible's become."""
+    if os.getuid() == 0:
+        return "root"
+    sudo = module.get_bin_path("sudo")
+    if sudo is None:
+        return "none"
+    return "passwordless" if module.run_command([sudo, "-n", "true"])[0] == 0 else "none"
+
+
+def docker_state(api: DockerApi, root_possible: bool) -> dict[str, t.Any]:
+    """Tell not installed, not running, and no permission apart: each wants another cure."""
+    try:
+        version = api.version()
+    except DockerError as exc:
+        state = "become" if exc.state == "no_permission" and root_possible else exc.state
+        return {"state": state, "version": "", "architecture": ""}
+    return {"state": "usable", "version": version.get("Version", ""), "architecture": version.get("Arch", "")}
+
+
+def containers(api: DockerApi) -> list[dict[str, t.Any]]:
+    try:
+        status, found = api.request("GET", "/containers/json", query={"all": "1"})
+    except DockerError:
+        return []
+    if status != 200:
+        return []
+    return [
+        {
+            "name": (entry.get("Names") or ["/"])[0].lstrip("/"),
+            "id": entry.get("Id", ""),
+            "status": entry.get("State", ""),
+            "image": entry.get("Image", ""),
+            "labels": {name: value for name, value in (entry.get("Labels") or {}).items() if name.startswith("sparkops.")},
+        }
+        for entry in found
+    ]
+
+
+def process_names_of(inodes: t.Collection[str], proc_root: str) -> list[str]:
+    """Names of the processes that hold the given sockets, as far as this account may see them."""
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    names = set()
+    for pid in filter(str.isdigit, os.listdir(proc_root)):
+        folder = os.path.join(proc_root, pid, "fd")
+        try:
+            if any(os.readlink(os.path.join(folder, entry)) in wanted for entry in os.listdir(folder)):
+                names.add(f"{read_text(os.path.join(proc_root, pid, 'comm')).strip()} (pid {pid})")
+        except OSError:
+            continue  # another account's process, or one that just ended
+    return sorted(names)
+
+
+def listeners(ports: t.Collection[int], proc_root: str) -> list[dict[str, t.Any]]:
+    inodes: dict[int, list[str]] = {}
+    for name in ("tcp", "tcp6"):
+        for port, found in parse_listening_inodes(read_text(os.path.join(proc_root, "net", name)), ports).items():
+            inodes.setdefault(port, []).extend(found)
+    return [{"port": port, "owners": process_names_of(found, proc_root)} for port, found in sorted(inodes.items())]
+
+
+def disk(module: AnsibleModule, path: str) -> dict[str, t.Any]:
+    """Space of the filesystem that holds ``path`` (or its nearest existing parent), with a time limit: it may be a dead mount."""
+    command = ["timeout", "--signal=KILL", str(PROBE_SECONDS), "stat", "--file-system", "--format=%S %b %a"]
+    path = os.path.abspath(path)
+    code, out, dummy = module.run_command([*command, path])
+    while code not in (0, 124, 137) and path != "/":
+        path = os.path.dirname(path)
+        code, out, dummy = module.run_command([*command, path])
+    return {"path": path, **(parse_statfs(out) or {"total_bytes": None, "free_bytes": None}), "answers": code not in (124, 137)}
+
+
+def choose_state_root(wanted: str, home: str, root_possible: bool) -> dict[str, t.Any]:
+    """The wanted directory when it is ours already or can be made with root rights, else one in the home."""
+    exists = os.path.isdir(wanted)
+    if (exists and os.access(wanted, os.W_OK)) or root_possible:
+        return {"path": wanted, "exists": exists, "writable": exists and os.access(wanted, os.W_OK)}
+    fallback = os.path.join(home, ".local/state/sparkops")
+    exists = os.path.isdir(fallback)
+    return {"path": fallback, "exists": exists, "writable": exists and os.access(fallback, os.W_OK)}
+
+
+def sha256_of_files(folder: str) -> dict[str, str]:
+    found = {}
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        try:
+            with open(os.path.join(folder, name), "rb") as stream:
+                found[name] = hashlib.sha256(stream.read()).hexdigest()
+        except OSError:
+            continue
+    return found
+
+
+def host_keys() -> list[str]:
+    """Public host keys of sshd as "type base64", for strict known_hosts on the peers."""
+    found = []
+    for name in ("ed25519", "ecdsa", "rsa"):
+        words = read_text(f"/etc/ssh/ssh_host_{name}_key.pub").split()
+        if len(words) >= 2:
+            found.append(" ".join(words[:2]))
+    return found
+
+
+def node(module: AnsibleModule, api: DockerApi) -> dict[str, t.Any]:
+    params = module.params
+    user = account()
+    sudo = passwordless_sudo(module)
+    root_possible = sudo != "none"
+    state = choose_state_root(params["state_root"], user["home"], root_possible)
+    weights_root = params["weights_root"] or os.path.join(state["path"], "weights")
+    libexec = params["libexec"] if root_possible or os.path.isdir(params["libexec"]) else os.path.join(state["path"], "bin")
+    commands = {name: module.get_bin_path(name) for name in COMMANDS}
+    keys = os.path.join(state["path"], "keys")
+    addresses = json.loads(module.run_command([commands["ip"], "-json", "address", "show"])[1] or "[]") if commands["ip"] else []
+    meminfo = parse_meminfo(read_text(os.path.join(params["proc_root"], "meminfo")))
+    release = parse_os_release(read_text("/etc/os-release"))
+    return {
+        "user": user,
+        "sudo": sudo,
+        "hostname": platform.node(),
+        "arch": platform.machine(),
+        "kernel": platform.release(),
+        "os": {"id": release.get("ID", ""), "version": release.get("VERSION_ID", ""), "name": release.get("PRETTY_NAME", "")},
+        "time": time.time(),
+        "boot_id": read_text(os.path.join(params["proc_root"], "sys/kernel/random/boot_id")).strip(),
+        "python": {
+            "version": platform.python_version(),
+            "executable": sys.executable,
+            "requests": importlib.util.find_spec("requests") is not None,
+        },
+        "systemd": os.path.isdir("/run/systemd/system"),
+        "commands": commands,
+        "addresses": parse_ip_addresses(addresses),
+        "listeners": listeners(params["ports"], params["proc_root"]),
+        "memory": {"total_kib": meminfo.get("MemTotal"), "available_kib": meminfo.get("MemAvailable"), "swap_kib": meminfo.get("SwapTotal")},
+        "docker": {"socket": api.socket_path, **docker_state(api, root_possible)},
+        "ambient": ambient_settings(os.environ),
+        "state_root": state["path"],
+        "state_root_exists": state["exists"],
+        "state_root_writable": state["writable"],
+        "state_dir": os.path.join(state["path"], params["deployment"]),
+        "state_dir_exists": os.path.isdir(os.path.join(state["path"], params["deployment"])),
+        "weights_root": weights_root,
+        "disk": {"weights": disk(module, weights_root), "state": disk(module, state["path"]), "docker": disk(module, "/var/lib/docker")},
+        "libexec": libexec,
+        "libexec_sha256": sha256_of_files(libexec),
+        "host_keys": host_keys(),
+        "key": {"path": os.path.join(keys, "id_ed25519"), "public": read_text(os.path.join(keys, "id_ed25519.pub")).strip()},
+        "known_hosts": {"path": os.path.join(keys, "known_hosts"), "text": read_text(os.path.join(keys, "known_hosts"))},
+        "authorized": [
+            line for line in read_text(os.path.join(user["home"], ".ssh/authorized_keys")).splitlines() if GATE_MARK in line
+        ],
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "deployment": {"type": "str", "required": True},
+            "state_root": {"type": "path", "default": "/var/lib/sparkops"},
+            "weights_root": {"type": "path"},
+            "docker_socket": {"type": "path", "default": "/var/run/docker.sock"},
+            "libexec": {"type": "path", "default": "/usr/local/lib/sparkops"},
+            "ports": {"type": "list", "elements": "int", "default": []},
+            "only_containers": {"type": "bool", "default": False},
+            "proc_root": {"type": "path", "default": "/proc"},
+        },
+        supports_check_mode=True,
+    )
+    api = DockerApi(module.params["docker_socket"], timeout=PROBE_SECONDS)
+    facts: dict[str, t.Any] = {"spark_containers": containers(api)}
+    if not module.params["only_containers"]:
+        facts["spark_node"] = node(module, api)
+    module.exit_json(changed=False, ansible_facts=facts)
+
+
+if __name__ == "__main__":
+    main()

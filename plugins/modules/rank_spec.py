@@ -1,0 +1,96 @@
+#!/usr/bin/python
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: rank_spec
+short_description: Work out the exact container of this host's rank
+version_added: 0.1.0
+author:
+  - The sparkops.inference authors (@sparkops)
+description:
+  - Joins the plan with what the nodes say about themselves into image, arguments, environment, mounts, devices and limits of one container.
+  - It runs on the controller and changes nothing.
+  - The facts C(spark_plan) and C(spark_rank) of role P(sparkops.inference.plan#role) must be there, and C(spark_node) of all ranks.
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+  diff_mode:
+    support: N/A
+    description: Will return details on what has changed (or possibly needs changing in C(check_mode)), when in diff mode.
+    details:
+      - Nothing is changed.
+  idempotent:
+    support: full
+    description: When run twice in a row outside check mode, with the same arguments, the second invocation indicates no change.
+options:
+  image_id:
+    description:
+      - The identity of the image on the nodes. Without it the spec names the image by its reference.
+    type: str
+  entry_sha256:
+    description:
+      - The SHA-256 of the entry script. A changed script is a changed spec.
+    type: str
+  api_key_hmac:
+    description:
+      - A salted HMAC of the API key, so that a changed key is a changed spec of the head.
+    type: str
+  preview:
+    description:
+      - Whether the inventory alone is used instead of the facts of the nodes.
+    type: bool
+    default: false
+seealso:
+  - module: sparkops.inference.plan
+"""
+
+EXAMPLES = r"""
+- name: Work out this host's container
+  sparkops.inference.rank_spec:
+    image_id: "{{ image_result.id }}"
+  register: result
+
+- name: Show the engine's arguments
+  ansible.builtin.debug:
+    var: result.spec.command
+"""
+
+RETURN = r"""
+spec:
+  description:
+    - The container of this host's rank, none when the host is not in C(serve_nodes).
+  returned: success
+  type: dict
+  contains:
+    name:
+      description: The name of the container.
+      type: str
+    entrypoint:
+      description: The entry script's argument list.
+      type: list
+      elements: str
+    command:
+      description: The engine's argument list.
+      type: list
+      elements: str
+    env:
+      description: The environment variables.
+      type: dict
+    mounts:
+      description: The bind mounts.
+      type: list
+      elements: dict
+    labels:
+      description: The labels, with the hash of this spec and the hash of the whole group.
+      type: dict
+specs:
+  description: The containers of all ranks.
+  returned: when O(preview=true)
+  type: list
+  elements: dict
+"""

@@ -1,0 +1,187 @@
+#!/usr/bin/env bash
+# Installs what the tests and the demo need on Debian 12+ or Ubuntu 24.04+ (as root):
+# missing Debian packages, and Python environments outside the checkout. Says first what it installs, installs only what
+# is missing, and may be run again at any time, also after an interruption.
+#
+# Result, in ${SPARKOPS_CACHE:-$HOME/.cache/sparkops-inference}:
+#   venv           on the system's Python: Ansible 12 (core 2.19) with Python 3.11, else Ansible 14 (core 2.21)
+#   venv-newest    Ansible 14 (core 2.21) on a Python 3.12+, where one can be found
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+cache="${SPARKOPS_CACHE:-$HOME/.cache/sparkops-inference}"
+system_python=/usr/bin/python3
+
+say() { printf 'setup: %s\n' "$*"; }
+die() {
+    printf 'setup: %s\n' "$*" >&2
+    exit 1
+}
+
+# --- Debian packages -------------------------------------------------------------------------------------------------
+
+check_machine() {
+    local ID='' VERSION_ID=0
+    # shellcheck source=/dev/null
+    . /etc/os-release
+    case "$ID:${VERSION_ID%%.*}" in
+        debian:1[2-9] | ubuntu:2[4-9]) ;;
+        *) say "not tested on $ID $VERSION_ID (Debian 12+ and Ubuntu 24.04+ are); going on" ;;
+    esac
+    [ "$(id -u)" = 0 ] || die "needs root: it installs packages and the lab makes networks and containers"
+    command -v apt-get >/dev/null || die "needs apt-get"
+}
+
+missing=()
+
+# need PROGRAM PACKAGE: names the package when the program is missing (looks where Debian has daemons, too)
+need() {
+    PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null || missing+=("$2")
+}
+
+find_missing_packages() {
+    need ip iproute2
+    need iptables iptables
+    need ssh openssh-client
+    need rsync rsync
+    need git git
+    need make make
+    need perl perl
+    need shellcheck shellcheck
+    need mmdebstrap mmdebstrap
+    need docker-registry docker-registry
+    [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
+    "$system_python" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+    # An engine that answers is used as it is; else the lab starts one itself, so a dockerd must be there.
+    if ! docker info >/dev/null 2>&1; then
+        need dockerd docker.io
+        # Since Debian 13 the client is a package of its own.
+        if ! command -v docker >/dev/null && apt-cache show docker-cli >/dev/null 2>&1; then
+            missing+=(docker-cli)
+        fi
+    fi
+}
+
+install_packages() {
+    find_missing_packages
+    if [ "${#missing[@]}" = 0 ]; then
+        say "Debian packages: nothing is missing"
+        return
+    fi
+    say "installing Debian packages: ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    # Packages of an interrupted run are finished first.
+    dpkg --configure -a
+    missing=()
+    find_missing_packages # once more: the package lists are new
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# --- Python environments ---------------------------------------------------------------------------------------------
+
+# version PYTHON: prints "3.12" when that program runs, has venv and is a Python that Ansible's newest line takes
+version() {
+    "$1" -c 'import sys, ensurepip, venv
+major, minor = sys.version_info[:2]
+sys.exit(1) if (major, minor) < (3, 12) or (major, minor) > (3, 14) else print(f"{major}.{minor}")' 2>/dev/null
+}
+
+# Prints the newest usable Python, or nothing. Every candidate is really run: a version manager's shim may be on PATH for
+# a version that is not installed.
+find_newest_python() {
+    local name candidate found='' best='' prefix installed
+    local candidates=()
+    for name in python3.14 python3.13 python3.12; do
+        while read -r candidate; do
+            candidates+=("$candidate")
+        done < <(type -aP "$name" || true)
+    done
+    if command -v pyenv >/dev/null && installed="$(pyenv versions --bare 2>/dev/null)"; then
+        for name in $installed; do
+            prefix="$(pyenv prefix "$name" 2>/dev/null)" && candidates+=("$prefix/bin/python3")
+        done
+    fi
+    for candidate in "${candidates[@]}"; do
+        found="$(version "$candidate")" || continue
+        if [ -z "$best" ] || [ "$(printf '%s\n%s\n' "${best%% *}" "$found" | sort -V | tail -1)" != "${best%% *}" ]; then
+            best="$found $("$candidate" -c 'import sys; print(sys.executable)')"
+        fi
+    done
+    printf '%s' "${best#* }"
+}
+
+# make_environment LINK PYTHON REQUIREMENTS: an environment per hash of the requirements, and a link to it
+make_environment() {
+    local link="$1" python="$2" requirements="$here/$3"
+    local hash folder old
+    hash="$({
+        "$python" -c 'import sys; print(sys.version, sys.executable)'
+        cat "$requirements" "$here/requirements.txt"
+    } | sha256sum | cut -c1-12)"
+    folder="$cache/environments/$link-$hash"
+    if [ ! -e "$folder/.complete" ]; then
+        say "making $link with $("$python" --version) and $(grep -c '==' "$here/requirements.txt") tools, $(grep '^ansible==' "$requirements") (about a minute)"
+        rm -rf "$folder"
+        "$python" -m venv "$folder"
+        "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$requirements"
+        touch "$folder/.complete"
+    else
+        say "$link is up to date: $(grep '^ansible==' "$requirements") on $("$folder/bin/python" --version)"
+    fi
+    ln -sfn "environments/$link-$hash" "$cache/$link"
+    for old in "$cache/environments/$link"-????????????; do
+        [ "$old" = "$folder" ] || rm -rf "$old"
+    done
+    prepare_ansible_test "$folder"
+}
+
+# prepare_ansible_test ENVIRONMENT: ansible-test fetches get-pip from the Ansible project's file host before it installs
+# its tools from PyPI. Where that host is out of reach, a script at the place of its download does the same without it.
+prepare_ansible_test() {
+    local pip target
+    pip="$(sed -n "s/^ *pip='\([0-9.]*\)',.*/\1/p" "$1"/lib/python3*/site-packages/ansible_test/_internal/python_requirements.py | head -1)"
+    [ -n "$pip" ] || die "ansible-test in $1 names no version of pip; has python_requirements.py changed?"
+    target="$HOME/.ansible/test/cache/get_pip_${pip//./_}.py"
+    [ ! -e "$target" ] || return 0
+    say "writing $target"
+    mkdir -p "$(dirname "$target")"
+    cat >"$target.new" <<'SCRIPT'
+"""Stands in for get-pip: brings pip into an environment with what Python itself ships. Written by tests/setup.sh."""
+
+import subprocess
+import sys
+
+arguments = [word for word in sys.argv[1:] if word not in ("--no-setuptools", "--no-wheel")]
+subprocess.check_call([sys.executable, "-m", "ensurepip", "--upgrade"])
+if any(not word.startswith("-") for word in arguments):
+    subprocess.check_call([sys.executable, "-m", "pip", "install", *arguments])
+SCRIPT
+    mv "$target.new" "$target"
+}
+
+make_environments() {
+    local newest system_version
+    mkdir -p "$cache/environments"
+    exec 9>"$cache/.lock"
+    flock -n 9 || { say "waiting for another setup"; flock 9; }
+    if system_version="$(version "$system_python")"; then
+        say "the system's Python $system_version runs the newest line of Ansible; no second environment is needed"
+        make_environment venv "$system_python" requirements-newest.txt
+        ln -sfn venv "$cache/venv-newest"
+        return
+    fi
+    make_environment venv "$system_python" requirements-py311.txt
+    newest="$(find_newest_python)"
+    if [ -n "$newest" ]; then
+        make_environment venv-newest "$newest" requirements-newest.txt
+    else
+        say "no Python 3.12 or newer was found: the newest line of Ansible is left out"
+        rm -f "$cache/venv-newest"
+    fi
+}
+
+check_machine
+install_packages
+make_environments
+say "ready: $cache/venv ($("$cache/venv/bin/ansible" --version | head -1))"

@@ -1,0 +1,209 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The modules as Ansible calls them. The job runs for real, in the foreground: no systemd is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import engram_source as oracle
+import pytest
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.sparkops.inference.plugins.module_utils import _engram_files, _unit
+from ansible_collections.sparkops.inference.plugins.modules import engram_info, engram_pack
+
+NAMES = ["engram-l1-r0of2.bin", "engram-l14-r0of2.bin"]
+INSTALL = """
+import sys
+from ansible_collections.sparkops.inference.plugins.module_utils import _unit
+from ansible_collections.sparkops.inference.plugins.modules import engram_pack
+print(_unit.install_code(engram_pack.CODE, sys.argv[1]))
+"""
+
+
+@pytest.fixture(name="code", scope="session")
+def fixture_code(tmp_path_factory):
+    """The code of the unit, installed the way a node does it: outside of the collection loader of these tests."""
+    argv = [sys.executable, "-c", INSTALL, str(tmp_path_factory.mktemp("lib"))]
+    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}).stdout.strip()
+
+
+@pytest.fixture(name="call")
+def fixture_call(tmp_path, monkeypatch, capsys, code):
+    monkeypatch.setattr(_unit, "available", lambda module: False)
+    monkeypatch.setattr(_unit, "state", lambda module, name: _unit.Unit(False, "", 0))
+    monkeypatch.setattr(_unit, "install_code", lambda modules, library: code)
+    (tmp_path / "state").mkdir()
+    defaults = {
+        "source": str(tmp_path / "source"), "directory": str(tmp_path / "engram" / "tp2"), "rank": 0, "tensor_parallel": 2, "repository": "acme/big", "revision": "0" * 40,
+        "deployment": "big", "state_dir": str(tmp_path / "state" / "big"), "state_root": str(tmp_path / "state"), "node": "spark-1", "memory_floor": 0, "priority": "normal",
+    }  # fmt: skip
+
+    def call(check=False, **more):
+        with patch_module_args({**defaults, **more, "_ansible_check_mode": check}), pytest.raises(SystemExit):
+            engram_pack.main()
+        return json.loads(capsys.readouterr().out)
+
+    return call
+
+
+@pytest.fixture(name="source")
+def fixture_source(tmp_path):
+    oracle.vector_checkpoint(tmp_path / "source")
+    return tmp_path / "source"
+
+
+def test_check_apply_check_apply(source, call, tmp_path):
+    predicted = call(check=True)
+    assert predicted["changed"]
+    assert predicted["packed"] == NAMES
+    assert not (tmp_path / "engram").exists()
+    applied = call()
+    assert applied["changed"]
+    assert applied["packed"] == NAMES
+    assert applied["engram"]["valid"]
+    assert applied["engram"]["layers"]["14"] == {"file": NAMES[1], "valid": True, "reason": "", "rows": [0, 1830], "size": 487216}
+    for check in (True, False):
+        again = call(check=check)
+        assert not again["changed"]
+        assert again["engram"] == applied["engram"]
+
+
+def test_check_mode_before_the_source_is_there(call):
+    predicted = call(check=True)
+    assert predicted["changed"]
+    assert predicted["known_after"] == ["weights", "sync"]
+    assert predicted["engram"] == {"directory": predicted["engram"]["directory"], "valid": False, "reason": "the Engram source is not on this node yet", "layers": {}, "others": []}
+
+
+def test_missing_source_is_refused_with_the_node(call):
+    answer = call()
+    assert answer["failed"]
+    assert [item["id"] for item in answer["refusals"]] == ["engram.source_missing"]
+    assert answer["msg"].startswith("spark-1: ")
+    assert "run the weights and sync tags" in answer["msg"]
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_reasons_are_given_all_at_once(source, call, check):
+    answer = call(check=check, memory_floor=2**60, directory="/proc/nowhere/tp2")
+    assert {item["id"] for item in answer["refusals"]} >= {"engram.memory"}
+    assert answer["refusals"][0]["node"] == "spark-1"
+
+
+def test_too_many_ranks(source, call):
+    assert call(tensor_parallel=5)["refusals"][0]["id"] == "engram.ranks"
+
+
+def test_job_that_dies_says_so(source, call, monkeypatch):
+    monkeypatch.setattr(_unit.Job, "_foreground", lambda self, command: None)
+    monkeypatch.setattr(_unit, "last_lines", lambda module, name: "Killed")
+    answer = call()
+    assert answer["refusals"][0]["id"] == "engram.job_died"
+    assert "Killed" in answer["msg"]
+
+
+def test_refusal_of_the_job_reaches_the_user(source, call, monkeypatch, tmp_path):
+    """What the module sees too late: someone else took the space meanwhile."""
+    monkeypatch.setattr(engram_pack.Packer, "refusals", lambda self, look: [])
+    (tmp_path / "engram" / "tp2").mkdir(parents=True)
+    (tmp_path / "engram" / "tp2" / NAMES[0]).write_bytes(b"x")
+    answer = call()
+    assert answer["refusals"][0]["id"] == "engram.foreign_file"
+    assert answer["refusals"][0]["node"] == "spark-1"
+
+
+def test_verify(source, call, tmp_path):
+    assert not call(state="verified")["changed"]  # nothing is packed, nothing is read
+    call()
+    assert not call(state="verified")["changed"]
+    assert not call(state="verified", check=True)["changed"]
+    path = tmp_path / "engram" / "tp2" / NAMES[1]
+    raw = bytearray(path.read_bytes())
+    raw[5000] ^= 1
+    path.write_bytes(raw)
+    answer = call(state="verified")
+    assert answer["refusals"][0]["id"] == "engram.damaged"
+    assert NAMES[1] in answer["msg"]
+    assert "[0,1830)" in answer["msg"]
+    repaired = call()
+    assert repaired["packed"] == [NAMES[1]]
+    assert repaired["engram"]["valid"]
+
+
+def test_source_that_changes_meanwhile_is_not_packed_for_ever(source, call, monkeypatch):
+    original = _unit.Job._foreground
+
+    def touch_after(self, command):
+        original(self, command)
+        os.utime(source / oracle.SHARDS[1])
+
+    monkeypatch.setattr(_unit.Job, "_foreground", touch_after)
+    assert call()["refusals"][0]["id"] == "engram.unstable"
+
+
+def test_running_work_is_attached_to_in_slices(source, call, monkeypatch, tmp_path):
+    running = [True]
+    monkeypatch.setattr(_unit, "state", lambda module, name: _unit.Unit(running[0], "", 0))
+    job = tmp_path / "state" / "big" / "jobs" / "engram"
+    job.mkdir(parents=True)
+    (job / "request.json").write_text('{"run_id": "r7"}', encoding="utf-8")
+    answer = call(wait_slice=1)
+    assert (answer["running"], answer["run_id"], answer["changed"]) == (True, "r7", True)
+    running[0] = False
+    (job / "result.json").write_text(json.dumps({"run_id": "r7", "ok": True, "refusals": [], "state": "verified", "packed": [], "damaged": {}}), encoding="utf-8")
+    answer = call(run_id="r7")  # it was a verification; what is missing is packed now
+    assert answer["packed"] == NAMES
+
+
+def test_cancel(call, monkeypatch):
+    stopped = []
+    monkeypatch.setattr(_unit, "stop", lambda module, name: stopped.append(name))
+    assert not call(state="cancelled")["changed"]
+    monkeypatch.setattr(_unit, "state", lambda module, name: _unit.Unit(True, "", 0))
+    assert call(state="cancelled", check=True)["changed"]
+    assert not stopped
+    assert call(state="cancelled")["changed"]
+    assert stopped == ["sparkops-engram-big"]
+
+
+def info(capsys, **arguments):
+    with patch_module_args(arguments), pytest.raises(SystemExit):
+        engram_info.main()
+    return json.loads(capsys.readouterr().out)
+
+
+def test_info_never_fails(source, call, capsys, tmp_path):
+    asked = {"source": str(source), "directory": str(tmp_path / "engram" / "tp2"), "rank": 0, "tensor_parallel": 2}
+    found = info(capsys, **asked)["engram"]
+    assert (found["valid"], found["layers"]["1"]["reason"]) == (False, "not packed yet")
+    call()
+    assert info(capsys, **asked)["engram"]["valid"]
+    (source / "config.json").write_text("{}", encoding="utf-8")
+    found = info(capsys, **asked)
+    assert not found["engram"]["valid"]
+    assert "engram_layer_ids" in found["engram"]["reason"]
+    assert not found["changed"]
+
+
+def test_every_refusal_is_documented():
+    """docs/refusals/engram.yml has each id that the code can give, and no other."""
+    yaml = pytest.importorskip("yaml")
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
+    with open(os.path.join(root, "docs", "refusals", "engram.yml"), encoding="utf-8") as stream:
+        documented = {item["id"] for item in yaml.safe_load(stream)}
+    used = set()
+    for folder, name in (("module_utils", "_engram"), ("module_utils", "_engram_files"), ("module_utils", "_engram_job"), ("modules", "engram_pack")):
+        with open(os.path.join(root, "plugins", folder, f"{name}.py"), encoding="utf-8") as stream:
+            text = stream.read()
+        used |= {f"engram.{part.split(chr(34))[1]}" for part in text.replace("\n", " ").split("refusal(")[1:] if part.lstrip().startswith('"')}
+    assert used == documented
+
+
+def test_fingerprints_of_nothing_are_false():
+    assert not _engram_files.same_source(None, {"shard": "a", "size": 1, "header_sha256": "", "sha256": None, "mtime_ns": 1})

@@ -1,0 +1,94 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from ansible_collections.sparkops.inference.plugins.filter import memory
+
+GIB = 1 << 30
+PLAN = {
+    "tensor_parallel": 2,
+    "pipeline_parallel": 1,
+    "memory": {"values": {"pool": 2684354560, "speculation": "dspark"}},
+    "artefacts": [{"name": "model", "directory": "acme--tiny/abc"}, {"name": "drafter", "directory": "acme--draft/def"}],
+    "settings": {"serve_api_key": "secret"},
+}
+
+
+def report(level=100 * GIB, lacks=(), **more):
+    return {
+        "memory": {"total": 120 * GIB, "level": level, "basis": "measured"},
+        "lacks": list(lacks),
+        "notices": [],
+        "items": {"weights": 80 * GIB, "kv": 4 * GIB},
+        "largest": {"utilisation": 0.8, "pool": 10 * GIB, "length": 500_000},
+        "tokens": 774_400,
+        "growing": [],
+        "known_after": [],
+        **more,
+    }
+
+
+def lack(node, identifier="memory.headroom"):
+    return {"id": identifier, "node": node, "thing": "memory", "found": "1", "wanted": "2", "next_step": "free it", "text": "…"}
+
+
+def verdict(**reports):
+    hostvars = {name.replace("_", "-"): {"__memory_report": one} if one else {} for name, one in reports.items()}
+    return memory.memory_verdict(hostvars, list(hostvars))
+
+
+def test_serving_has_no_secret():
+    assert memory.memory_serving(PLAN) == {"pool": 2684354560, "speculation": "dspark", "tensor_parallel": 2, "pipeline_parallel": 1}
+    assert memory.memory_serving({**PLAN, "memory": {}}) == {"speculation": "none", "tensor_parallel": 2, "pipeline_parallel": 1}
+
+
+def test_trees():
+    assert memory.memory_trees(PLAN, "/w") == {"model": "/w/acme--tiny/abc", "drafter": "/w/acme--draft/def"}
+
+
+def test_guards():
+    settings = {"memory_guard_loading": True, "memory_guard_loading_floor": 2 * GIB, "memory_guard_serving": False, "memory_guard_serving_floor": GIB}
+    assert memory.memory_guards(settings) == [{"name": "the memory guard while loading", "floor": 2 * GIB, "loading_only": True}]
+
+
+def test_the_smallest_node_decides():
+    """Case R12 (3)."""
+    found = verdict(spark_1=report(104 * GIB), spark_2=report(99 * GIB, largest={"utilisation": 0.75, "pool": 12 * GIB, "length": 400_000}))
+    assert found["ok"] and found["smallest"] == "spark-2"
+    assert found["largest"] == {"length": 400_000, "pool": 10 * GIB, "utilisation": 0.75}
+    assert found["lines"] == [
+        "spark-1: 104.0 GiB available (measured) of 120.0 GiB; needs 84.0 GiB: weights 80.0 GiB, kv 4.0 GiB; the KV pool holds 774,400 tokens",
+        "spark-2: 99.0 GiB available (measured) of 120.0 GiB; needs 84.0 GiB: weights 80.0 GiB, kv 4.0 GiB; the KV pool holds 774,400 tokens",
+        "Largest safe values, decided by spark-2: utilisation 0.75, KV pool 10.0 GiB, context 400,000 tokens.",
+    ]
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    found = verdict(spark_1=report(lacks=[lack("spark-1")]), spark_2=report(lacks=[lack("spark-2"), lack("spark-2", "memory.gpu_tenant")]))
+    assert not found["ok"] and [refusal["node"] for refusal in found["refusals"]] == ["spark-1", "spark-2", "spark-2"]
+    assert found["message"].startswith("3 problems, nothing was changed:")
+
+
+def test_a_node_that_was_not_seen_refuses():
+    found = verdict(spark_1=report(), spark_2=None)
+    assert [refusal["id"] for refusal in found["refusals"]] == ["memory.unseen"] and found["message"].startswith("spark-2: memory: found no report")
+    assert not verdict(spark_1=None)["ok"]
+    assert [refusal["id"] for refusal in verdict(spark_1={"msg": "failed"})["refusals"]] == ["memory.unseen"]
+
+
+def test_what_is_not_known_yet():
+    found = verdict(spark_1=report(None, items={}, largest={}, tokens=None, known_after=["weights"], notices=["A notice."]))
+    assert found["ok"] and found["known_after"] == ["weights"]
+    assert found["lines"] == ["spark-1: not known yet of 120.0 GiB", "spark-1: A notice."]
+
+
+def test_growing_processes_are_named():
+    growing = [{"name": "hog", "pid": 7, "rss": 9 * GIB, "grown": 2 * GIB}, {"name": "small", "pid": 8, "rss": GIB, "grown": 4096}]
+    assert "spark-1: hog (7) grew by 2.0 GiB" in verdict(spark_1=report(growing=growing))["lines"]
+    assert not any("small" in line for line in verdict(spark_1=report(growing=growing))["lines"])
+
+
+def test_every_filter_is_registered():
+    assert set(memory.FilterModule().filters()) == {"memory_serving", "memory_trees", "memory_guards", "memory_verdict"}

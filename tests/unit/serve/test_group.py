@@ -1,0 +1,252 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The state of a group, the watch over a start, and what the API's answers mean."""
+
+from __future__ import annotations
+
+import copy
+import http.server
+import json
+import threading
+
+import pytest
+
+from ansible_collections.sparkops.inference.plugins.action import serve_health
+from ansible_collections.sparkops.inference.plugins.filter import serve as filters
+from ansible_collections.sparkops.inference.plugins.module_utils import _engine_api, _group_channel, _group_state
+
+NODES = ["a", "b"]
+WANTED = {"a": "sa", "b": "sb"}
+SERVING_API = {"health": 200, "proof": {"ok": True, "verdict": "ok"}}
+
+
+def rank(spec, running=True, status="running", code=0, group="g", oom=False):
+    return {"container": {"running": running, "status": status, "exit_code": code, "spec": spec, "group": group, "oom_killed": oom}}
+
+
+def infos(**changes):
+    return {**{"a": rank("sa"), "b": rank("sb")}, **changes}
+
+
+@pytest.mark.parametrize(
+    "found, api, state",
+    [
+        ({"a": {"container": None}, "b": {"container": None}}, None, "absent"),
+        ({"a": {"container": None}, "b": None}, None, "half"),
+        (infos(b={"container": None}), SERVING_API, "half"),
+        (infos(a={"container": None}), None, "half"),
+        (infos(b=rank("sb", running=False, status="exited", code=0)), SERVING_API, "half"),
+        (infos(b=None), SERVING_API, "half"),
+        (infos(b=rank("other")), SERVING_API, "stale"),
+        (infos(b=rank("sb", group="older")), SERVING_API, "stale"),
+        (infos(), {"health": 503}, "loading"),
+        (infos(), None, "loading"),
+        (infos(), {"health": 200, "proof": {"ok": False, "verdict": "no_answer", "detail": "timed out"}}, "wedged"),
+        (infos(), SERVING_API, "serving"),
+        ({"a": rank("sa", False, "exited", 1), "b": rank("sb", False, "exited", 0)}, None, "absent"),
+    ],
+)
+def test_group_state(found, api, state):
+    result = _group_state.group_state(NODES, found, WANTED, api)
+    assert result["state"] == state
+    assert bool(result["reasons"]) == (state != "serving")
+    assert [entry["node"] for entry in result["ranks"]] == NODES
+
+
+def test_a_dead_worker_is_told_although_health_says_200():
+    result = _group_state.group_state(NODES, infos(b=rank("sb", False, "exited", 137)), WANTED, SERVING_API)
+    assert "rank 1 (b): exited with code 137" in result["reasons"]
+    assert any("200" in reason for reason in result["reasons"][1:])
+
+
+def test_unknown_wanted_spec_is_not_stale():
+    assert _group_state.group_state(NODES, infos(), {"a": "", "b": ""}, SERVING_API)["state"] == "serving"
+
+
+def answer(running=True, wanted="1", started="1", last_progress=100.0, service="alive", code=0, now=100.0, **more):
+    return {
+        "service": service, "time": now, "age": 0, "wanted": {"id": wanted, "action": "run"}, "started_id": started,
+        "container": {"running": running, "status": "running" if running else "exited", "exit_code": code, "oom_killed": False},
+        "progress": {"last_progress": last_progress, "last_line": "x"}, "memory": {"available_kib": 1048576}, "tail": ["last"], **more,
+    }
+
+
+@pytest.mark.parametrize("code", [0, 1, 137])
+def test_an_ended_rank_is_dead_whatever_its_code(code):
+    verdict = _group_channel.StartWatch(420).judge({"0": answer(), "1": answer(running=False, code=code)}, 200, 100.0)
+    assert (verdict["verdict"], verdict["rank"]) == ("dead", "1")
+    assert str(code) in verdict["reason"]
+
+
+def test_a_rank_that_is_about_to_start_is_not_dead():
+    assert _group_channel.StartWatch(420).judge({"0": answer(running=False, started="0")}, 0, 100.0)["verdict"] == "waiting"
+
+
+def test_one_lost_answer_is_no_verdict_four_are():
+    watch = _group_channel.StartWatch(420)
+    lost = {"service": "unreachable", "error": "No route to host", "container": None, "tail": []}
+    verdicts = [watch.judge({"0": answer(), "1": lost}, 0, 100.0)["verdict"] for dummy in range(4)]
+    assert verdicts == ["waiting", "waiting", "waiting", "unreachable"]
+    assert _group_channel.StartWatch(420).judge({"0": answer(), "1": lost}, 0, 100.0)["verdict"] == "waiting"
+
+
+def test_progress_on_any_rank_is_no_stall():
+    watch = _group_channel.StartWatch(420)
+    old, fresh = answer(last_progress=0.0, now=1000.0), answer(last_progress=990.0, now=1000.0)
+    assert watch.judge({"0": old, "1": fresh}, 0, 1000.0)["verdict"] == "waiting"
+    assert watch.judge({"0": old, "1": old}, 0, 1000.0)["verdict"] == "stalled"
+
+
+def test_clocks_that_differ_between_nodes_do_not_look_like_a_stall():
+    behind = answer(last_progress=10.0, now=20.0)
+    assert _group_channel.StartWatch(420).judge({"0": behind}, 0, 10000.0)["verdict"] == "waiting"
+
+
+def test_healthy():
+    assert _group_channel.StartWatch(420).judge({"0": answer(), "1": answer()}, 200, 100.0)["verdict"] == "healthy"
+
+
+def test_ask_group_survives_a_broken_program():
+    result = _group_channel.ask_group(lambda command: (1, "", "Traceback: boom"), "python3", "p.py", "group-state", "/d")
+    assert result["ranks"] == {} and "boom" in result["error"]
+
+
+def test_failure_text_has_the_tail_of_every_rank():
+    verdict = {"reason": "rank 1 ended", "ranks": {"0": {"phase": "loading", "tail": ["zero"]}, "1": {"phase": "exited", "tail": ["one"], "error": "x"}}}
+    text = serve_health.failure_text(verdict, 12, NODES)
+    assert "zero" in text and "one" in text and "rank 1 (b): exited: x" in text and "rank 1 ended" in text
+
+
+def test_progress_line():
+    assert serve_health.progress_line({"1": {"phase": "loading", "available_kib": 1048576}, "0": {"phase": "loading"}}, 12.3) == (
+        "serve 12 s | rank 0 loading | rank 1 loading, 1.0 GiB available"
+    )
+
+
+OK = {"choices": [{"message": {"content": "323"}, "finish_reason": "stop"}], "id": "17323"}
+
+
+@pytest.mark.parametrize(
+    "status, document, key, expected, verdict",
+    [
+        (200, OK, False, "", "ok"),
+        (200, OK, False, "323", "ok"),
+        (200, OK, False, "324", "wrong_answer"),
+        (200, {"choices": [{"message": {"content": "", "reasoning": "hm"}}]}, False, "", "ok"),
+        (200, {"choices": [{"text": "hm"}]}, False, "", "ok"),
+        (200, {"choices": [{"message": {"content": "  "}}], "id": "323"}, False, "323", "empty"),
+        (200, {"error": "boom"}, False, "", "empty"),
+        (200, "<html>", False, "", "empty"),
+        (200, None, False, "", "empty"),
+        (401, {}, True, "", "key_wrong"),
+        (401, {}, False, "", "key_wanted"),
+        (404, {}, False, "", "wrong_model"),
+        (500, {"error": {"message": "EngineDeadError"}}, False, "", "error"),
+        (0, None, False, "", "no_answer"),
+    ],
+)
+def test_only_text_counts(status, document, key, expected, verdict):
+    proof = _engine_api.judge_completion(_engine_api.Answer(status, document, 0.1, "refused"), key, expected)
+    assert proof.verdict == verdict and proof.ok == (verdict == "ok")
+    assert proof.ok or proof.detail
+
+
+class Engine(http.server.BaseHTTPRequestHandler):
+    models = ["tiny"]
+    seen: list = []
+
+    def log_message(self, *dummy):
+        return
+
+    def reply(self, document):
+        body = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.reply({"data": [{"id": name} for name in self.models]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((self.path, self.headers.get("Authorization"), body))
+        self.reply(OK)
+
+
+@pytest.fixture(name="engine_port")
+def fixture_engine_port():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Engine.seen.clear()
+    yield server.server_port
+    server.shutdown()
+
+
+def test_prove_asks_the_right_model_with_the_key(engine_port):
+    proof = _engine_api.prove("127.0.0.1", engine_port, "tiny", {"max_tokens": 3}, key="k")
+    assert proof.ok and Engine.seen == [("/v1/chat/completions", "Bearer k", {"model": "tiny", "max_tokens": 3})]
+
+
+def test_prove_notices_a_foreign_service_on_the_port(engine_port):
+    proof = _engine_api.prove("127.0.0.1", engine_port, "mine", {})
+    assert proof.verdict == "wrong_model" and "tiny" in proof.detail and Engine.seen == []
+
+
+def test_prove_says_when_nobody_answers():
+    assert _engine_api.prove("127.0.0.1", 1, "tiny", {}, timeout=2).verdict == "no_answer"
+
+
+PLAN = {"deployment": "lab_tiny", "profile": "lab_tiny", "nodes": NODES, "head": "a", "ranks": 2, "addresses": {"a": "1.1.1.1", "b": "1.1.1.2"},
+        "api": {"port": 8888, "key": "generated"}, "served_model_name": "tiny"}
+SPEC = {"name": "lab_tiny-rank0", "labels": {"sparkops.spec": "sa", "sparkops.group": "g"}, "stop_timeout": 60}
+
+
+def hostvars():
+    node = {"user": {"name": "alice"}, "docker": {"socket": "/s"}, "key": {"path": "/k"}, "known_hosts": {"path": "/h"}, "state_dir": "/var/lib/sparkops/lab_tiny"}
+    return {
+        "a": {"__serve_rank_info": {"rank": {**rank("sa"), "api": SERVING_API, "recorded": {"spec": "sa"}}}, "spark_node": node, "__serve_spec": {"spec": SPEC}},
+        "b": {"__serve_rank_info": {"rank": {**rank("sb"), "recorded": {"spec": "sb"}}}, "spark_node": {**node, "user": {"name": "bob"}}},
+    }
+
+
+def test_decision_leaves_a_serving_group_alone_unless_told():
+    assert filters.serve_decision(hostvars(), PLAN)["replace"] is False
+    assert filters.serve_decision(hostvars(), PLAN, restart=True)["replace"] is True
+    broken = copy.deepcopy(hostvars())
+    broken["a"]["__serve_spec"]["spec"]["labels"]["sparkops.spec"] = "new"
+    assert filters.serve_decision(broken, PLAN) == {**filters.serve_state(broken, PLAN), "replace": True}
+
+
+def test_rank_record_names_all_peers_with_their_accounts():
+    record = filters.rank_record(hostvars(), PLAN, "a")
+    assert record["peers"] == [{"rank": 0, "address": "1.1.1.1", "user": "alice"}, {"rank": 1, "address": "1.1.1.2", "user": "bob"}]
+    assert record["rank"] == 0 and record["head_address"] == "1.1.1.1" and record["spec"] == "sa"
+
+
+def test_status_document_and_text_agree():
+    document = filters.status_document(hostvars(), PLAN)
+    assert document["state"] == "serving" and [entry["rank"] for entry in document["ranks"]] == [0, 1]
+    assert filters.status_text(hostvars(), PLAN).startswith("lab_tiny: serving")
+    missing = hostvars()
+    missing["b"] = {}
+    assert filters.status_document(missing, PLAN)["state"] == "half"
+    assert "may still run" in filters.status_text(missing, PLAN)
+
+
+def test_failure_names_hosts_that_did_not_answer():
+    found = hostvars()
+    found["a"]["__serve_stopped"] = {"tail": ["last words"], "log": "/var/lib/x.log"}
+    text = filters.serve_failure(found, PLAN, "a")
+    assert "last words" in text and "/var/lib/x.log" in text and "rank 1 (b): does not answer" in text
+    assert filters.unstopped_ranks({"a": {"stop_result": {"tail": []}}, "b": {"stop_result": {"unreachable": True}}}, PLAN) == ["b"]
+
+
+def test_docker_options():
+    spec = {"mounts": [{"source": "/a", "target": "/b", "read_only": True}], "ulimits": {"memlock": -1, "stack": 67108864}, "gpus": "all"}
+    assert filters.docker_mounts(spec) == [{"type": "bind", "source": "/a", "target": "/b", "read_only": True}]
+    assert filters.docker_ulimits(spec) == ["memlock:-1:-1", "stack:67108864:67108864"]
+    assert filters.docker_device_requests(spec) == [{"count": -1, "capabilities": [["gpu"]]}]
+    assert filters.docker_device_requests({**spec, "gpus": None}) == []
