@@ -124,7 +124,10 @@ make_environment() {
         say "making $link with $("$python" --version) and $(grep -c '==' "$here/requirements.txt") tools, $(grep '^ansible==' "$requirements") (about a minute)"
         rm -rf "$folder"
         "$python" -m venv "$folder"
-        "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$requirements"
+        if ! "$folder/bin/python" -m pip install --disable-pip-version-check --requirement "$requirements" >"$cache/pip.log" 2>&1; then
+            tail -20 "$cache/pip.log" >&2
+            die "pip failed; the whole log is $cache/pip.log"
+        fi
         touch "$folder/.complete"
     else
         say "$link is up to date: $(grep '^ansible==' "$requirements") on $("$folder/bin/python" --version)"
@@ -184,4 +187,4 @@ make_environments() {
 check_machine
 install_packages
 make_environments
-say "ready: $cache/venv ($("$cache/venv/bin/ansible" --version | head -1))"
+say "ready: $cache/venv ($("$cache/venv/bin/ansible" --version | sed -n 1p))"

@@ -192,11 +192,19 @@ class DockerApi:
             sent.setdefault("Content-Type", "application/json")
         connection = _UnixConnection(self.socket_path, timeout)
         try:
-            connection.request(method, path + _query_string(query), body=body, headers=sent, encode_chunked=hasattr(body, "read"))
+            try:
+                connection.request(method, path + _query_string(query), body=body, headers=sent, encode_chunked=hasattr(body, "read"))
+            except (BrokenPipeError, ConnectionResetError):
+                # An engine that refuses a load answers before it has read all of it; the answer says why.
+                if not hasattr(body, "read"):
+                    raise
             return connection.getresponse(), connection
         except (OSError, http.client.HTTPException) as exc:
             connection.close()
             raise self._typed(exc) from exc
+        except BaseException:  # of the file that is the body
+            connection.close()
+            raise
 
     def _typed(self, exc: Exception) -> DockerError:
         code = getattr(exc, "errno", None)

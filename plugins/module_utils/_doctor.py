@@ -91,7 +91,7 @@ def check_driver(name: str, reading: Reading, loaded: str) -> list[Refusal]:
         Refusal(
             "doctor.driver_mismatch", name, "NVIDIA driver", f"kernel module {loaded or 'unknown'}, libraries {', '.join(installed) or 'unknown'}",
             "one version: containers lose the GPU otherwise", "reboot the node",
-        )  # fmt: skip
+        )
     ]
 
 

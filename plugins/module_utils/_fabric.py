@@ -99,8 +99,8 @@ class Node:
     notices: list[str] = dataclasses.field(default_factory=list)
     refusals: list[Refusal] = dataclasses.field(default_factory=list)
 
-    def refuse(self, kind: str, thing: str, found: str, wanted: str, next_step: str) -> None:
-        self.refusals.append(Refusal(f"fabric.{kind}", self.name, thing, found, wanted, next_step))
+    def refuse(self, id: str, thing: str, found: str, wanted: str, next_step: str) -> None:
+        self.refusals.append(Refusal(id, self.name, thing, found, wanted, next_step))
 
     def notice(self, text: str) -> None:
         if text not in self.notices:
@@ -177,24 +177,24 @@ def find_home(node: Node, solo: bool) -> None:
         ipaddress.IPv4Address(node.address)
     except ValueError:
         node.refuse(
-            "address.form", "fabric_address", repr(node.address), "an IPv4 address in numbers",
+            "fabric.address_invalid", "fabric_address", repr(node.address), "an IPv4 address in numbers",
             "give the node's own address on the fabric; names may resolve to loopback",
-        )  # fmt: skip
+        )
         return
     holders = [entry for entry in node.facts["interfaces"] if any(address["address"] == node.address for address in entry["addresses"])]
     if not holders:
         node.refuse(
-            "address.absent", f"fabric_address {node.address}", describe_addresses(node), "an address that the node has",
+            "fabric.address_absent", f"fabric_address {node.address}", describe_addresses(node), "an address that the node has",
             "correct fabric_address of this node, or give the interface this address",
-        )  # fmt: skip
+        )
         return
     home = holders[0]
     unfit = UNFIT_KINDS.get(home["kind"])
     if unfit and not solo:
         node.refuse(
-            "address.unfit", f"fabric_address {node.address}", f"it lives on {home['name']}, {unfit}", "an interface with a cable to the other nodes",
+            "fabric.address_unfit", f"fabric_address {node.address}", f"it lives on {home['name']}, {unfit}", "an interface with a cable to the other nodes",
             "move the address to the fabric interface, or set fabric_address to that interface's address; NCCL cannot use aliases",
-        )  # fmt: skip
+        )
         return
     node.home = home
 
@@ -203,9 +203,9 @@ def check_duplicates(nodes: t.Sequence[Node]) -> None:
     for one, other in itertools.combinations(nodes, 2):
         if one.address == other.address:
             other.refuse(
-                "address.duplicate", "fabric_address", f"{other.address}, which {one.name} has too", "one address per node",
+                "fabric.address_twice", "fabric_address", f"{other.address}, which {one.name} has too", "one address per node",
                 "correct the inventory",
-            )  # fmt: skip
+            )
 
 
 def check_interface_choice(node: Node, peers: t.Sequence[Node]) -> None:
@@ -221,7 +221,7 @@ def check_interface_choice(node: Node, peers: t.Sequence[Node]) -> None:
         found = "up, with " + (", ".join(entry["address"] for entry in interface["addresses"]) or "no IPv4 address")
     holder = f"{node.home['name']}, which carries the fabric address {node.address}" if node.home else f"an interface with {node.address}"
     good = reaching_interfaces(node, peers) or (node.home["name"] if node.home else "none yet")
-    node.refuse("interface", f"fabric_interface {wanted}", found, holder, f"set fabric_interface to one that reaches the peers ({good}), or leave it out")
+    node.refuse("fabric.interface", f"fabric_interface {wanted}", found, holder, f"set fabric_interface to one that reaches the peers ({good}), or leave it out")
 
 
 def check_home_link(node: Node, peers: t.Sequence[Node]) -> None:
@@ -229,9 +229,9 @@ def check_home_link(node: Node, peers: t.Sequence[Node]) -> None:
         return
     live = ", ".join(f"{port['interface']} ({port_name(port)})" for port in node.all_ports if is_live(node, port)) or "none"
     node.refuse(
-        "link.down", node.home["name"], f"{node.home['state'] or 'down'}, no carrier", "a link",
+        "fabric.link_down", node.home["name"], f"{node.home['state'] or 'down'}, no carrier", "a link",
         f"put the cable in this port, or use the port that has one; up now: {live}",
-    )  # fmt: skip
+    )
 
 
 def egress(node: Node, address: str) -> t.Tuple[set[str], str]:
@@ -257,10 +257,10 @@ def check_reach(node: Node, peers: t.Sequence[Node]) -> None:
             way = f"the way there is {', '.join(sorted(names))}" if names else "there is no route"
             good = reaching_interfaces(node, [peer])
             node.refuse(
-                "reach", f"{peer.name} at {peer.address}", f"{node.home['name']} ({node.address}) does not lead there; {way}",
+                "fabric.reach", f"{peer.name} at {peer.address}", f"{node.home['name']} ({node.address}) does not lead there; {way}",
                 "both fabric addresses in one network",
                 "correct fabric_address" + (f"; these interfaces do reach {peer.name}: {good}" if good else ", the prefix length, or the cabling"),
-            )  # fmt: skip
+            )
         elif gateway:
             node.notice(f"{peer.name} is reached through the gateway {gateway}, not directly")
 
@@ -319,7 +319,7 @@ def choose_ports(node: Node, peers: t.Sequence[Node]) -> None:
     try:
         expansion = _nccl_selector.expand(_nccl_selector.parse(node.choice.hcas), list(by_key))
     except _nccl_selector.SelectorError as exc:
-        node.refuse("selector", f"fabric_hcas {node.choice.hcas!r}", str(exc), "NCCL's form [^][=]name[:port],...", next_step)
+        node.refuse("fabric.selector", f"fabric_hcas {node.choice.hcas!r}", str(exc), "NCCL's form [^][=]name[:port],...", next_step)
         return
     node.notices.extend(expansion.notices)
     for key in expansion.ports:
@@ -327,11 +327,11 @@ def choose_ports(node: Node, peers: t.Sequence[Node]) -> None:
         if port in good:
             node.ports.append(port)
         elif key in expansion.named:
-            node.refuse("hca", f"fabric_hcas names {port_name(port)}", why_not(node, port), "a port that reaches the peers", next_step)
+            node.refuse("fabric.hca", f"fabric_hcas names {port_name(port)}", why_not(node, port), "a port that reaches the peers", next_step)
         else:
             node.notice(f"{port_name(port)} is left out: {why_not(node, port)}")
     if not node.ports and not node.refusals:
-        node.refuse("hca", f"fabric_hcas {node.choice.hcas!r}", "it leaves no port that reaches a peer", "at least one port", next_step)
+        node.refuse("fabric.hca", f"fabric_hcas {node.choice.hcas!r}", "it leaves no port that reaches a peer", "at least one port", next_step)
 
 
 def pair_ports(node: Node, peer: Node) -> list[t.Tuple[Record, Record, Record, Record]]:
@@ -360,7 +360,7 @@ def make_rail(node: Node, peer: Node, port: Facts, other: Facts, one: str, two: 
     return Rail(
         mine["name"], one, mine["mtu"], port_name(port), port["link"], port["half"],
         peer.name, theirs["name"], two, theirs["mtu"], port_name(other), other["link"], other["half"],
-    )  # fmt: skip
+    )
 
 
 def lay_rails(node: Node, peer: Node) -> None:
@@ -387,9 +387,9 @@ def check_common_rails(nodes: t.Sequence[Node]) -> None:
         if possible and not any(rail.peer == peer.name for rail in node.rails):
             mine, theirs = (", ".join(port_name(port) for port in side.ports) for side in (node, peer))
             node.refuse(
-                "rails", f"the way to {peer.name}", f"{mine} here and {theirs} there have no network in common", "at least one common rail",
+                "fabric.rails", f"the way to {peer.name}", f"{mine} here and {theirs} there have no network in common", "at least one common rail",
                 "choose ports of the same cable on both nodes, or cable these two nodes",
-            )  # fmt: skip
+            )
 
 
 # --- quality of the chosen ports -------------------------------------------------------------------------------
@@ -432,10 +432,10 @@ def check_mtu(nodes: t.Sequence[Node]) -> None:
         for rail in node.rails:
             if order[node.name] < order[rail.peer] and rail.mtu != rail.peer_mtu:
                 node.refuse(
-                    "mtu", f"MTU of {rail.interface}", f"{rail.mtu}, but {rail.peer_mtu} on {rail.peer_interface} of {rail.peer}",
+                    "fabric.mtu", f"MTU of {rail.interface}", f"{rail.mtu}, but {rail.peer_mtu} on {rail.peer_interface} of {rail.peer}",
                     "the same MTU on both ends",
                     "set both ends to 9000 in their netplan file, or let the fabric play do it (fabric_configure: true, fabric_mtu: 9000)",
-                )  # fmt: skip
+                )
 
 
 def check_hardware(node: Node, peers: t.Sequence[Node]) -> None:
@@ -507,15 +507,15 @@ def check_auto(node: Node, gid: Gid) -> None:
         if not indexes:
             own = ", ".join(gid.addresses[name])
             node.refuse(
-                "gid.none", f"GID of {name}", _gid.describe_table({name: gid.tables[name]}),
+                "fabric.gid_none", f"GID of {name}", _gid.describe_table({name: gid.tables[name]}),
                 f"RoCE v2 with the own address {own}" if own else "a RoCE v2 GID of an own IPv4 address",
                 "has the interface an address? Give it one, name only other ports in fabric_hcas, or set fabric_gid_policy to unpinned",
-            )  # fmt: skip
+            )
     if all(gid.usable.values()) and gid.common is None:
         node.refuse(
-            "gid.differs", "GID index", _gid.describe_table(gid.tables), "one index that is usable on every port, since NCCL takes one number",
+            "fabric.gid_differs", "GID index", _gid.describe_table(gid.tables), "one index that is usable on every port, since NCCL takes one number",
             "set fabric_gid_policy to unpinned, or name one port in fabric_hcas",
-        )  # fmt: skip
+        )
 
 
 def check_index(node: Node, gid: Gid) -> None:
@@ -524,12 +524,12 @@ def check_index(node: Node, gid: Gid) -> None:
     advice = f"{common} would work on this node" if common is not None else f"no index works on all its ports ({_gid.describe_table(gid.tables)})"
     next_step = f"{advice}; indexes differ between nodes and move, so prefer fabric_gid_policy unpinned or auto"
     if index is None:
-        node.refuse("gid.missing", "fabric_gid_index", "nothing", "a number, since fabric_gid_policy is index", next_step)
+        node.refuse("fabric.gid_index_missing", "fabric_gid_index", "nothing", "a number, since fabric_gid_policy is index", next_step)
         return
     for name, indexes in gid.usable.items():
         if index not in indexes:
             found = _gid.describe_slot(gid.tables[name], index)
-            node.refuse("gid.index", f"GID slot {index} of {name}", found, "RoCE v2 with the node's own address", next_step)
+            node.refuse("fabric.gid_index", f"GID slot {index} of {name}", found, "RoCE v2 with the node's own address", next_step)
 
 
 # --- topology --------------------------------------------------------------------------------------------------
@@ -586,14 +586,14 @@ def check_topology(nodes: t.Sequence[Node], topology: Record, wanted: str) -> No
     missing = [f"{one.name} - {two.name}" for one, two in itertools.combinations(nodes, 2) if (one.name, two.name) not in found]
     if wanted not in ("auto", topology["name"]):
         head.refuse(
-            "topology", "fabric_topology", f"{topology['name']} ({linked})", wanted,
+            "fabric.topology", "fabric_topology", f"{topology['name']} ({linked})", wanted,
             "correct the cabling or the addresses, or set fabric_topology to auto",
-        )  # fmt: skip
+        )
     elif topology["name"] == "incomplete" or (topology["name"] == "open_ring" and wanted == "auto"):
         head.refuse(
-            "topology.unlinked", "RDMA links", f"{linked}; no path for {', '.join(missing)}", "a path between every two ranks",
+            "fabric.ranks_unlinked", "RDMA links", f"{linked}; no path for {', '.join(missing)}", "a path between every two ranks",
             "use a switch or cable the missing pairs; a ring of four needs a patched NCCL on the hosts: if you have it, set fabric_topology to open_ring",
-        )  # fmt: skip
+        )
 
 
 def cabling_findings(node: Node, later: t.Collection[str]) -> list[t.Tuple[str, str]]:
@@ -619,7 +619,7 @@ def check_cabling(nodes: t.Sequence[Node], topology: Record, wanted: str) -> Non
     for rank, node in enumerate(nodes):
         for found, better in cabling_findings(node, [peer.name for peer in nodes[rank + 1 :]]):
             if certain:
-                node.refuse("cabling", "cabling", found, better, "correct the addresses or the cable")
+                node.refuse("fabric.cabling", "cabling", found, better, "correct the addresses or the cable")
             else:
                 node.notice(f"wrong cabling or addresses, if the cable is direct: {found}; wanted: {better}")
     if topology["name"] == "ring":
@@ -662,9 +662,9 @@ def result(node: Node, gid: Record, topology: Record) -> Record:
 def check_required(node: Node, peers: t.Sequence[Node], rdma: str) -> None:
     if rdma == "require" and peers and not node.ports:
         node.refuse(
-            "rdma", "RDMA", "no port that reaches every peer", "RDMA, since fabric_rdma is require",
+            "fabric.rdma_required", "RDMA", "no port that reaches every peer", "RDMA, since fabric_rdma is require",
             "check cable, addresses, and port states with the doctor play, or set fabric_rdma to auto",
-        )  # fmt: skip
+        )
 
 
 def plan_fabric(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -133,6 +132,12 @@ class Staging:
     def path(self, blob: Blob) -> str:
         return os.path.join(self.folder, f"{blob.diff_id[7:]}-{blob.digest[7:]}")
 
+    @staticmethod
+    def blob(path: str) -> Blob:
+        """What the name of a complete layer says. The media type is the manifest's affair."""
+        diff_id, dummy, digest = os.path.basename(path).partition("-")
+        return Blob(f"sha256:{diff_id}", f"sha256:{digest}", os.path.getsize(path), "")
+
     def complete(self, diff_id: str) -> str | None:
         """The path of a layer that is there."""
         return next((os.path.join(self.folder, name) for name in self._names(diff_id) if not name.endswith(".part")), None)
@@ -147,22 +152,19 @@ class Staging:
     def held_bytes(self, diff_ids: t.Iterable[str]) -> int:
         return sum(os.path.getsize(os.path.join(self.folder, name)) for diff_id in diff_ids for name in self._names(diff_id))
 
-    def receive(self, blob: Blob, offset: int, stream: t.BinaryIO, progress: Progress) -> None:
-        """Append to the part what the frame brings, and give it its name once its digest is right."""
+    def receive(self, blob: Blob, offset: int, stream: t.BinaryIO) -> t.Iterator[bytes]:
+        """The whole blob: what an earlier attempt left of it, then what comes now. It gets its name once its digest is right."""
         part = self.path(blob) + ".part"
         self._remove_others(blob.diff_id, part)
         hashed = hashlib.sha256()
         with open(part, "r+b" if offset else "wb") as target:
-            hash_file(target, offset, hashed)
-            left = blob.size - offset
-            while left:
-                piece = stream.read(min(CHUNK, left))
-                if not piece:
-                    raise Dropped("the link was cut")
+            for piece in exact_pieces(target, offset):
+                hashed.update(piece)
+                yield piece
+            for piece in exact_pieces(stream, blob.size - offset):
                 target.write(piece)
                 hashed.update(piece)
-                left -= len(piece)
-                progress.done += len(piece)
+                yield piece
         if f"sha256:{hashed.hexdigest()}" != blob.digest:
             os.unlink(part)
             raise Dropped(f"layer {blob.digest} came with other content")
@@ -181,81 +183,24 @@ class Staging:
                 os.unlink(os.path.join(self.folder, name))
 
 
-def hash_file(target: t.BinaryIO, count: int, hashed: t.Any) -> None:
-    """What an earlier attempt brought is part of the digest, so it is read once more."""
+def exact_pieces(stream: t.BinaryIO, count: int) -> t.Iterator[bytes]:
     while count:
-        piece = target.read(min(CHUNK, count))
+        piece = stream.read(min(CHUNK, count))
         if not piece:
-            raise TransferError("a staged layer became shorter while it was read")
-        hashed.update(piece)
+            raise Dropped("the link was cut")
         count -= len(piece)
+        yield piece
 
 
-# What the engine loads
+# Archives for docker load
 
 
-class Contents:
-    """The archive for C(docker load). ``files`` are the layers to load by their diff ids; all others are here already."""
-
-    def __init__(self, reference: str, config: bytes, layers: t.Sequence[str], files: t.Mapping[str, str]) -> None:
-        self.reference = reference
-        self.config = config
-        self.layers = layers
-        self.files = files
-
-    def classic(self) -> t.Iterator[bytes]:
-        """The classic store looks a layer up by its chain before it opens the layer's file, so that file need not be there."""
-        config_name = f"{hashlib.sha256(self.config).hexdigest()}.json"
-        manifest = [{"Config": config_name, "RepoTags": [self.reference], "Layers": [f"blobs/sha256/{layer[7:]}" for layer in self.layers]}]
-        yield from member(config_name, self.config)
-        for layer, path in self.files.items():
-            yield from file_member(f"blobs/sha256/{layer[7:]}", path)
-        yield from member("manifest.json", json.dumps(manifest).encode())
-        yield b"\0" * 1024
-
-    def containerd(self, manifest: bytes) -> t.Iterator[bytes]:
-        """The containerd store finds a blob by its digest, wherever it came from, so the archive need not have it."""
-        digests = [entry["digest"] for entry in json.loads(manifest)["layers"]]
-        digest = hashlib.sha256(manifest).hexdigest()
-        for layer, blob in dict(zip(self.layers, digests)).items():
-            if layer in self.files:
-                yield from file_member(f"blobs/sha256/{blob[7:]}", self.files[layer])
-        yield from member(f"blobs/sha256/{hashlib.sha256(self.config).hexdigest()}", self.config)
-        yield from member(f"blobs/sha256/{digest}", manifest)
-        entry = {
-            "mediaType": json.loads(manifest).get("mediaType", MANIFEST_TYPE),
-            "digest": f"sha256:{digest}",
-            "size": len(manifest),
-            "annotations": {"io.containerd.image.name": canonical(self.reference), "org.opencontainers.image.ref.name": self.reference.rpartition(":")[2]},
-        }
-        index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [entry]}
-        yield from member("index.json", json.dumps(index).encode())
-        yield from member("oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
-        yield b"\0" * 1024
+def blob_name(digest: str) -> str:
+    return f"blobs/sha256/{digest[7:]}"
 
 
-def canonical(reference: str) -> str:
-    """The name with its registry, as containerd keeps it."""
-    first, slash, dummy = reference.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
-        return reference
-    return f"docker.io/{reference}" if slash else f"docker.io/library/{reference}"
-
-
-def member(name: str, content: bytes) -> t.Iterator[bytes]:
-    yield header(name, len(content)) + content + padding(len(content))
-
-
-def file_member(name: str, path: str) -> t.Iterator[bytes]:
-    size = os.path.getsize(path)
-    yield header(name, size)
-    with open(path, "rb") as content:
-        while True:
-            piece = content.read(CHUNK)
-            if not piece:
-                break
-            yield piece
-    yield padding(size)
+def member(name: str, content: bytes) -> bytes:
+    return header(name, len(content)) + content + padding(len(content))
 
 
 def header(name: str, size: int) -> bytes:
@@ -265,7 +210,45 @@ def header(name: str, size: int) -> bytes:
 
 
 def padding(size: int) -> bytes:
-    return b"\0" * (-size % 512)
+    return b"\0" * (-size % tarfile.BLOCKSIZE)
+
+
+END = b"\0" * (2 * tarfile.BLOCKSIZE)
+
+
+def classic_tail(reference: str, layers: t.Sequence[str], digests: t.Mapping[str, str], config: bytes) -> bytes:
+    """The classic store looks a layer up by its chain before it opens the layer's file, so that file need not be in the archive."""
+    names = [blob_name(digests.get(layer, layer)) for layer in layers]
+    config_name = hashlib.sha256(config).hexdigest() + ".json"
+    manifest = [{"Config": config_name, "RepoTags": [reference], "Layers": names}]
+    return member(config_name, config) + member("manifest.json", json.dumps(manifest).encode()) + END
+
+
+def containerd_tail(reference: str, manifest: bytes, config: bytes) -> bytes:
+    """The containerd store finds a blob by its digest, wherever it came from, so it need not be in the archive."""
+    digest = "sha256:" + hashlib.sha256(manifest).hexdigest()
+    names = {"io.containerd.image.name": canonical(reference), "org.opencontainers.image.ref.name": reference.rpartition(":")[2]}
+    media_type = json.loads(manifest).get("mediaType", MANIFEST_TYPE)
+    index = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [{"mediaType": media_type, "digest": digest, "size": len(manifest), "annotations": names}],
+    }
+    return (
+        member(blob_name("sha256:" + hashlib.sha256(config).hexdigest()), config)
+        + member(blob_name(digest), manifest)
+        + member("index.json", json.dumps(index).encode())
+        + member("oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
+        + END
+    )
+
+
+def canonical(reference: str) -> str:
+    """The name with its registry, as containerd keeps it."""
+    first, slash, dummy = reference.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return reference
+    return f"docker.io/{reference}" if slash else f"docker.io/library/{reference}"
 
 
 # The work
@@ -336,51 +319,62 @@ class Ship:
     # Layers
 
     def by_layers(self, image: Image, held: t.Sequence[Image], kept: int, lacking: t.Sequence[str], needed: int) -> None:
+        """The engine unpacks while the layers come. After a cut it gets once more what is staged, and then the rest."""
         staging = Staging(os.path.join(self.staging_root, image.identity[7:23]))
         self.require_space(needed - staging.held_bytes(lacking), needed)
-        pushed = self.fetch(lacking, staging, needed)
-        files = {layer: t.cast(str, staging.complete(layer)) for layer in lacking}
-        contents = Contents(self.reference, pushed.config, image.layers, files)
-        if containerd_store(self.api.info()):
-            self.load(contents.containerd(self.manifest(image, held, kept, pushed, files)))
-        else:
-            self.load(contents.classic())
-        staging.remove()
-
-    def fetch(self, layers: t.Sequence[str], staging: Staging, total: int) -> Pushed:
-        self.progress.begin("ship", total, f"{len(layers)} layers from {self.source.name}")
+        self.progress.begin("ship", needed, f"{len(lacking)} layers from {self.source.name}")
         for attempt in range(1, ATTEMPTS + 1):
-            before = self.progress.done = staging.held_bytes(layers)
+            before = staging.held_bytes(lacking)
             try:
-                return self.fetch_once([layer for layer in layers if not staging.complete(layer)], staging)
+                self.load(self.archive(image, held, kept, lacking, staging))
+                break
             except Dropped:
-                if attempt == ATTEMPTS or staging.held_bytes(layers) == before:
+                if attempt == ATTEMPTS or staging.held_bytes(lacking) == before:
                     raise
             finally:
-                self.bytes += staging.held_bytes(layers) - before
-        raise Dropped("the link is cut again and again")
+                self.bytes += staging.held_bytes(lacking) - before
+        staging.remove()
 
-    def fetch_once(self, layers: t.Sequence[str], staging: Staging) -> Pushed:
-        with self.source.ask("image-layers", self.source_id, *(staging.word(layer) for layer in layers)) as answer:
-            while True:
-                head = read_frame(answer)
-                if head["kind"] == "image":
-                    return Pushed(head["manifest"].encode(), read_exactly(answer, head["size"]))
+    def archive(self, image: Image, held: t.Sequence[Image], kept: int, lacking: t.Sequence[str], staging: Staging) -> t.Iterator[bytes]:
+        self.progress.done = 0
+        blobs: dict[str, Blob] = {}
+        for layer in lacking:
+            path = staging.complete(layer)
+            if path:
+                blobs[layer] = Staging.blob(path)
+                with open(path, "rb") as content:
+                    yield from self.blob_member(blobs[layer], exact_pieces(content, blobs[layer].size))
+        with self.source.ask("image-layers", self.source_id, *(staging.word(layer) for layer in lacking if layer not in blobs)) as answer:
+            head = read_frame(answer)
+            while head["kind"] == "layer":
                 blob = Blob(head["diff_id"], head["digest"], head["size"], head["media_type"])
-                staging.receive(blob, head["offset"], answer, self.progress)
+                blobs[blob.diff_id] = blob
+                yield from self.blob_member(blob, staging.receive(blob, head["offset"], answer))
+                head = read_frame(answer)
+            pushed = Pushed(head["manifest"].encode(), read_exactly(answer, head["size"]))
+        self.progress.begin("load", 0, "the engine registers the layers")
+        if containerd_store(self.api.info()):
+            yield containerd_tail(self.reference, self.manifest(image, held, kept, pushed, blobs), pushed.config)
+        else:
+            yield classic_tail(self.reference, image.layers, {layer: blob.digest for layer, blob in blobs.items()}, pushed.config)
 
-    def manifest(self, image: Image, held: t.Sequence[Image], kept: int, pushed: Pushed, files: t.Mapping[str, str]) -> bytes:
-        """The source's manifest where it fits the blobs of this node; else one with the blobs that are here."""
+    def blob_member(self, blob: Blob, pieces: t.Iterator[bytes]) -> t.Iterator[bytes]:
+        yield header(blob_name(blob.digest), blob.size)
+        for piece in pieces:
+            self.progress.done += len(piece)
+            yield piece
+        yield padding(blob.size)
+
+    def manifest(self, image: Image, held: t.Sequence[Image], kept: int, pushed: Pushed, blobs: t.Mapping[str, Blob]) -> bytes:
+        """The source's manifest where it fits the blobs of this node; else one that names the blobs which are here."""
         content = json.loads(pushed.manifest)
         entries = [dict(entry) for entry in content["layers"]]
         if kept:
             base = next(other for other in held if present_prefix(image.layers, [other.layers]) == kept)
             with Receiver(self.staging_root, lambda digest, size, stream: None) as receiver:
-                own = json.loads(receiver.push(self.api, base.id).manifest)
-            entries[:kept] = own["layers"][:kept]
+                entries[:kept] = json.loads(receiver.push(self.api, base.id).manifest)["layers"][:kept]
         for entry, layer in zip(entries[kept:], image.layers[kept:]):
-            if layer in files:
-                entry.update(digest="sha256:" + os.path.basename(files[layer]).partition("-")[2], size=os.path.getsize(files[layer]))
+            entry.update(digest=blobs[layer].digest, size=blobs[layer].size)
         if entries == content["layers"]:
             return pushed.manifest
         config = {"mediaType": content["config"]["mediaType"], "digest": "sha256:" + hashlib.sha256(pushed.config).hexdigest(), "size": len(pushed.config)}

@@ -53,19 +53,22 @@ class Manifest:
     revision: str
     files: tuple[File, ...]
     licence: dict[str, t.Any] | None = None
+    # For a slim tree: which tensors its index keeps, and the index that it was made from.
+    slim: dict[str, t.Any] | None = None
 
     @property
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
     def as_dict(self) -> dict[str, t.Any]:
-        return {
+        content = {
             "format": FORMAT,
             "repository": self.repository,
             "revision": self.revision,
             "files": [file.as_dict() for file in self.files],
             "licence": self.licence,
         }
+        return {**content, "slim": self.slim} if self.slim else content
 
 
 class Problem(t.NamedTuple):
@@ -93,7 +96,7 @@ def from_dict(content: t.Any) -> Manifest:
         if content["format"] != FORMAT:
             raise ManifestError(f"manifest format {content['format']!r} is not {FORMAT}")
         files = tuple(File(safe_path(item["path"]), int(item["size"]), str(item["sha256"])) for item in content["files"])
-        return Manifest(content["repository"], content["revision"], files, content.get("licence"))
+        return Manifest(content["repository"], content["revision"], files, content.get("licence"), content.get("slim"))
     except (KeyError, TypeError) as exc:
         raise ManifestError(f"manifest lacks or mistypes {exc}") from exc
 
@@ -161,6 +164,19 @@ def wanted_by_index(tree: str, paths: t.Iterable[str], include: t.Sequence[str],
             except (OSError, ValueError, KeyError, AttributeError, TypeError):
                 continue
     return {path for path in wanted if selected(path, include, exclude)}
+
+
+def slim_index(text: str, tensors: t.Sequence[str]) -> tuple[str, set[str]]:
+    """An index of only the wanted tensors, and the shards they lie in. The same input always gives the same bytes.
+
+    A loader that is pointed at the whole index would ask for every shard of the model.
+    """
+    index = json.loads(text)
+    kept = {name: shard for name, shard in index["weight_map"].items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in tensors)}
+    if not kept:
+        raise ManifestError(f"the index names no tensor like {', '.join(tensors)}")
+    metadata = {"total_size": index.get("metadata", {}).get("total_size"), "slim": list(tensors)}
+    return json.dumps({"metadata": metadata, "weight_map": kept}, indent=1, sort_keys=True) + "\n", {safe_path(shard) for shard in kept.values()}
 
 
 def lacking(manifest: Manifest, required: t.Sequence[str]) -> list[Problem]:
@@ -281,6 +297,18 @@ def space(path: str) -> Space:
     parent = existing_parent(path)
     figures = os.statvfs(parent)
     return Space(parent, os.stat(parent).st_dev, figures.f_bavail * figures.f_frsize)
+
+
+def bytes_below(folder: str) -> int:
+    """Bytes that files below a folder take on disk; a partial file may look larger than it is."""
+    total = 0
+    for root, _folders, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(root, name)).st_blocks * 512
+            except OSError:
+                continue
+    return total
 
 
 class Need(t.NamedTuple):

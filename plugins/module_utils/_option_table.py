@@ -559,6 +559,62 @@ _MEMORY: dict[str, dict[str, t.Any]] = {
     },
 }
 
+_TOOLS: dict[str, dict[str, t.Any]] = {
+    "render_directory": {
+        "kind": "str",
+        "role": "render",
+        "description": "Directory on the controller for the rendered files. The default is C(rendered/) and the deployment's name beside the "
+        "inventory.",
+    },
+    "settings_compare": {
+        "kind": "bool",
+        "default": True,
+        "role": "settings",
+        "description": "Whether play settings also looks at what runs. Without it no node is reached.",
+    },
+    "adopt_env_file": {
+        "kind": "str",
+        "role": "launcher_env",
+        "description": "The .env file of a launch script on the first host. It is read as data and never executed.",
+    },
+    "adopt_recipe": {
+        "kind": "str",
+        "choices": ["deepseek", "glm"],
+        "role": "launcher_env",
+        "description": "Which recipe the .env file belongs to, when the file does not say.",
+    },
+    "adopt_containers": {
+        "kind": "list",
+        "default": [],
+        "role": "adopt",
+        "description": "Further container names of a launch script, when it was told to use others.",
+    },
+    "adopt_stop": {
+        "kind": "bool",
+        "default": False,
+        "role": "adopt",
+        "description": "Whether the containers of a launch script are stopped. None is removed.",
+    },
+    "adopt_restore": {
+        "kind": "bool",
+        "default": False,
+        "role": "adopt",
+        "description": "Whether the containers that were stopped are started again. The new group must be stopped first.",
+    },
+    "adopt_caches": {
+        "kind": "bool",
+        "default": True,
+        "role": "adopt",
+        "description": "Whether compiled kernels of a launch script are linked into the deployment's caches.",
+    },
+    "adopt_caches_from": {
+        "kind": "list",
+        "default": ["~/.cache/vllm-dsv41-flash-exl3", "~/.cache/vllm-glm53-flash"],
+        "role": "adopt",
+        "description": "Directories on the nodes with compiled kernels of a launch script.",
+    },
+}
+
 _WEIGHT_SYNC: dict[str, dict[str, t.Any]] = {
     "weight_sync_method": {
         "kind": "str",
@@ -747,4 +803,4 @@ _WEIGHTS: dict[str, dict[str, t.Any]] = {
     },
 }
 
-TABLE: dict[str, dict[str, t.Any]] = {**_GROUP, **_ENGRAM, **_FABRIC, **_IMAGE, **_LEAD, **_MEMORY, **_WEIGHT_SYNC, **_WEIGHTS}
+TABLE: dict[str, dict[str, t.Any]] = {**_GROUP, **_ENGRAM, **_FABRIC, **_IMAGE, **_LEAD, **_MEMORY, **_TOOLS, **_WEIGHT_SYNC, **_WEIGHTS}

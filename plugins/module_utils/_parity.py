@@ -59,7 +59,7 @@ def clock_refusal(node: str, peer: str, skew: float) -> Refusal:
     return Refusal(
         "fabric.clock", node, "clock", f"{skew:.0f} s apart from {peer}", f"at most {CLOCK_REFUSE_SECONDS:.0f} s",
         "set a time source that both nodes reach (chrony or systemd-timesyncd), then run again",
-    )  # fmt: skip
+    )
 
 
 def clock_notice(peer: str, skew: float) -> str:

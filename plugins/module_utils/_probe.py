@@ -28,6 +28,13 @@ GREETING = b"sparkops-fabric-probe "
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 3.0
 MAX_LINE = 256
+MEETING_REFUSALS = {
+    "refused": ("fabric.meeting_refused", "refused"),
+    "filtered": ("fabric.meeting_filtered", "filtered"),
+    "no_route": ("fabric.meeting_no_route", "no route"),
+    "foreign": ("fabric.meeting_foreign", "not ours"),
+    "local": ("fabric.meeting_local", "not tried"),
+}
 
 
 class Answer(t.NamedTuple):
@@ -54,13 +61,13 @@ def judge_rail(node: str, rail: t.Mapping[str, t.Any], large: bool, small: bool,
     way = f"rail {rail['interface']} to {rail['peer_interface']} of {rail['peer']} ({rail['peer_address']})"
     if small:
         return Refusal(
-            "fabric.rail.mtu", node, way, f"small packets pass, unfragmented ones of {rail['mtu']} bytes do not ({detail})", f"MTU {rail['mtu']} all the way",
+            "fabric.rail_mtu", node, way, f"small packets pass, unfragmented ones of {rail['mtu']} bytes do not ({detail})", f"MTU {rail['mtu']} all the way",
             "set the same MTU on both ends and on the switch between them",
-        )  # fmt: skip
+        )
     return Refusal(
-        "fabric.rail.silent", node, way, f"no answer to ping ({detail})", "an answer within a second",
+        "fabric.rail_silent", node, way, f"no answer to ping ({detail})", "an answer within a second",
         "check that this cable joins these two ports (the play doctor shows them), and that no filter drops ICMP; to skip this test set fabric_probe to never",
-    )  # fmt: skip
+    )
 
 
 # --- the meeting port ------------------------------------------------------------------------------------------
@@ -177,14 +184,9 @@ def judge_meeting(node: str, head: str, address: str, port: int, answer: Answer,
         "foreign": f"find what listens there (ss -ltnp on {head}), or choose another serve_rendezvous_port",
         "local": f"check the fabric address of {node}",
     }
-    words = {"filtered": "filtered", "refused": "refused", "no_route": "no route", "foreign": "not ours", "local": "not tried"}
     if answer.state != "open":
-        return [
-            Refusal(
-                f"fabric.meeting.{answer.state}", node, thing, f"{words[answer.state]} ({answer.detail})", "a connection over the fabric",
-                next_steps[answer.state],
-            )  # fmt: skip
-        ]
+        id, word = MEETING_REFUSALS[answer.state]
+        return [Refusal(id, node, thing, f"{word} ({answer.detail})", "a connection over the fabric", next_steps[answer.state])]
     if answer.clock is not None and abs(answer.clock) > CLOCK_REFUSE_SECONDS:
         return [clock_refusal(node, head, abs(answer.clock))]
     return []

@@ -139,7 +139,7 @@ class SyncJob:
             self.check_space(work)
             for copy in work:
                 self.bring(copy)
-        return {"changed": bool(work), "artefacts": self.report, "notices": self.notices}
+        return {"changed": bool(work), "artefacts": self.report, "notices": self.notices, "verified": self.request["verify"], "policy": self.request["policy"]}
 
     def lock(self, locks: contextlib.ExitStack, copy: Copy) -> None:
         try:
@@ -183,7 +183,7 @@ class SyncJob:
     def check_space(self, work: t.Sequence[Copy]) -> None:
         """Say what comes, and refuse before the first byte when it can't fit. Only what lacks counts."""
         needs = [Need(item["path"], item["size"], item["what"]) for item in self.request["reserve"]]
-        needs += [Need(copy.tree, sum(file.size for file in copy.todo) - allocated(copy.staging), copy.name) for copy in work]
+        needs += [Need(copy.tree, sum(file.size for file in copy.todo) - manifests.bytes_below(copy.staging), copy.name) for copy in work]
         short = manifests.shortages(needs, self.request["space_margin"])
         if short:
             raise Refused(*(space_refusal(self.node, item) for item in short))
@@ -314,11 +314,6 @@ def sizes_below(folder: str) -> t.Iterator[tuple[str, int]]:
             path = os.path.join(root, name)
             with contextlib.suppress(OSError):
                 yield path, os.stat(path).st_size
-
-
-def allocated(folder: str) -> int:
-    """Bytes of an interrupted copy that already take room."""
-    return sum(size for _path, size in sizes_below(folder))
 
 
 def main(arguments: t.Sequence[str]) -> int:

@@ -141,13 +141,28 @@ def identity(user: str) -> t.Iterator[None]:
         os.setgroups(groups)
 
 
+@contextlib.contextmanager
+def _own_identity() -> t.Iterator[None]:
+    """Inside identity(), be root again for a moment: a module's own archive below /tmp can be read by nobody else."""
+    effective = os.geteuid()
+    if os.getuid() == effective:
+        yield
+        return
+    os.seteuid(os.getuid())
+    try:
+        yield
+    finally:
+        os.seteuid(effective)
+
+
 def install_code(modules: t.Iterable[types.ModuleType], library: str) -> str:
     """Write the sources of our own modules below ``library``, so that a unit can run them after the task's
     temporary files are gone. The folder's name is their hash: an update never changes code that is running."""
     sources = {}
-    for item in modules:
-        spec = importlib.util.find_spec(item.__name__)
-        sources[item.__name__.rsplit(".", 1)[1]] = spec.loader.get_source(item.__name__)  # type: ignore[union-attr]
+    with _own_identity():
+        for item in modules:
+            spec = importlib.util.find_spec(item.__name__)
+            sources[item.__name__.rsplit(".", 1)[1]] = spec.loader.get_source(item.__name__)  # type: ignore[union-attr]
     digest = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:16]
     root = os.path.join(library, digest)
     if os.path.exists(root):
@@ -166,6 +181,11 @@ def install_code(modules: t.Iterable[types.ModuleType], library: str) -> str:
     with contextlib.suppress(OSError):
         os.rename(building, root)
     return root
+
+
+def loaded_code() -> list[types.ModuleType]:
+    """All modules of ours that this process has imported: a job needs at most these."""
+    return [module for name, module in sorted(sys.modules.items()) if name.startswith(PACKAGE + ".") and module is not None]
 
 
 def python_argv(root: str, module: str, *arguments: str) -> list[str]:
@@ -264,6 +284,9 @@ def run_job(request_path: str, work: t.Callable[[dict[str, t.Any], Progress], di
     progress.phase = "done" if result["ok"] else "failed"
     progress.write()
     write_json(request["result"], {**result, "run_id": request["run_id"]})
+    if result.get("cancelled"):
+        # Threads may be in the middle of 100 GB; nobody waits for them after a cancel.
+        os._exit(1)
     return 0 if result["ok"] else 1
 
 
@@ -296,6 +319,7 @@ class Job:
         self.request = os.path.join(self.folder, "request.json")
         self.result = os.path.join(self.folder, "result.json")
         self.progress = os.path.join(state_dir, "progress", f"{work}.json")
+        self.words = ""
 
     def running(self) -> bool:
         return state(self.module, self.name).active
@@ -333,7 +357,12 @@ class Job:
         self.module.warn("no systemd unit can be started here; the work runs inside the task and ends with it")
         if os.getuid() == 0 and self.user not in ("", "root"):
             command = ["setpriv", f"--reuid={self.user}", "--init-groups", f"--regid={pwd.getpwnam(self.user).pw_gid}", *command]
-        self.module.run_command(list(command))
+        _rc, out, err = self.module.run_command(list(command))
+        self.words = (out + err).strip()
+
+    def last_words(self) -> str:
+        """What the job said last, for a failure that left no result."""
+        return self.words[-2000:] or last_lines(self.module, self.name)
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the unit, at most ``seconds``. Says whether it has ended."""
@@ -360,13 +389,12 @@ class Job:
 class LongModule:
     """Base of the modules that run a job: begin or attach, wait in slices, tell the outcome.
 
-    ``area`` is the first part of the refusals' ids, ``work`` names the unit, ``program`` the module with ``main``.
+    ``area`` is the first part of the refusals' ids, ``work`` names the unit, ``program`` is the module with ``main``.
     """
 
     area = ""
     work = ""
-    program = ""
-    code: t.Sequence[types.ModuleType] = ()
+    program: types.ModuleType
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
@@ -383,8 +411,8 @@ class LongModule:
 
     def begin(self, request: dict[str, t.Any], secret: str | None = None) -> str:
         with identity(self.user):
-            root = install_code(self.code, os.path.join(self.params["state_root"], "lib"))
-        return self.job.begin(python_argv(root, self.program), request, secret)
+            root = install_code(loaded_code(), os.path.join(self.params["state_root"], "lib"))
+        return self.job.begin(python_argv(root, self.program.__name__.rpartition(".")[2]), request, secret)
 
     def earlier(self) -> dict[str, t.Any] | None:
         """The outcome of a run that an earlier slice, or another controller, began. None when there is none."""
@@ -399,7 +427,7 @@ class LongModule:
             self.module.exit_json(changed=True, running=True, run_id=run_id, progress=self.job.current(), artefacts=[], notices=[], known_after=[])
         outcome = self.job.outcome(run_id)
         if outcome is None:
-            tail = last_lines(self.module, self.job.name)
+            tail = self.job.last_words()
             self.fail([self.refusal("job_died", f"unit {self.job.name}", f"it ended without a result; its last lines: {tail or 'none'}", "a finished run", "run again: what arrived is kept and counts")])
         if outcome.get("cancelled"):
             self.fail([self.refusal("cancelled", f"unit {self.job.name}", "stopped on request", "a finished run", "run again: what arrived is kept and counts")])

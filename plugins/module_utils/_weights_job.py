@@ -21,58 +21,34 @@ import time
 import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils import _manifest as manifests
-from ansible_collections.sparkops.inference.plugins.module_utils import _safetensors, _unit
+from ansible_collections.sparkops.inference.plugins.module_utils import _hub_child, _safetensors, _unit
 from ansible_collections.sparkops.inference.plugins.module_utils._hub import (
     TRANSIENT,
     Hub,
     HubError,
     LocalFile,
-    LocalTree,
     Patience,
-    local_manifest,
-    local_trees,
     matches,
 )
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import File, Manifest, Need, gib
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 from ansible_collections.sparkops.inference.plugins.module_utils._transfer import RangeFetcher, Stalled
 from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused
-from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import Busy, damaged, note_damage, tree_lock
+from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import (
+    Artefact,
+    Busy,
+    adoptable,
+    candidates,
+    damaged,
+    note_damage,
+    tree_lock,
+)
 
 # Ways to get a file, tried in this order. Each is used again only while it makes progress.
 SMALL_WAYS = ("library", "library", "library without Xet", "ranges")
 LARGE_WAYS = ("ranges", "ranges", "library", "library without Xet")
 # The library's plain way refuses files above this size.
 LIBRARY_LIMIT = 50_000_000_000
-
-
-@dataclasses.dataclass(frozen=True)
-class Artefact:
-    """One entry of ``spark_plan.artefacts``."""
-
-    name: str
-    repository: str
-    revision: str
-    directory: str
-    fallback_repositories: tuple[t.Any, ...] = ()
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    required: tuple[str, ...] = ()
-    licence: dict[str, t.Any] | None = None
-    size_bytes: int | None = None
-    engram_source: str | None = None
-
-    @classmethod
-    def from_dict(cls, content: t.Mapping[str, t.Any]) -> Artefact:
-        values = {field.name: content[field.name] for field in dataclasses.fields(cls) if content.get(field.name) not in (None, {})}
-        for name in ("fallback_repositories", "include", "exclude", "required"):
-            values[name] = tuple(values.get(name, ()))
-        return cls(**values)
-
-    def sources(self) -> list[tuple[str, str]]:
-        """(repository, revision) in the order to try. A fallback has the same commit unless it says otherwise."""
-        rest = [(item, self.revision) if isinstance(item, str) else (item["repository"], item["revision"]) for item in self.fallback_repositories]
-        return [(self.repository, self.revision), *rest]
 
 
 @dataclasses.dataclass
@@ -122,13 +98,12 @@ class WeightsJob:
             if self.request["verify"]:
                 self.verify(artefacts)
             plans = [plan for plan in map(self.plan, artefacts) if plan]
-            self.check_space(plans)
             for plan in plans:
                 self.record_licence(plan.artefact)
+            self.check_space(plans)
+            for plan in plans:
                 self.bring(plan)
-            for artefact in artefacts:
-                self.derive(artefact)
-        return {"changed": bool(plans), "artefacts": self.report, "notices": self.notices}
+        return {"changed": bool(plans), "artefacts": self.report, "notices": self.notices, "verified": self.request["verify"], "download": self.request["download"]}
 
     def lock(self, locks: contextlib.ExitStack, tree: str) -> None:
         try:
@@ -176,30 +151,25 @@ class WeightsJob:
             manifest = None
         if manifest:
             bad = {problem.path for problem in manifests.check_sizes(tree, manifest.files)} | damaged(tree)
-            todo = [file for file in manifest.files if file.path in bad]
+            todo = [self.original(manifest, file) for file in manifest.files if file.path in bad]
             return Plan(artefact, tree, manifest, todo, self.usable(artefact, todo), manifest.repository) if todo else None
         self.progress.begin("plan", message=f"{artefact.name}: looking for what is there")
-        own = self.adoptable(artefact)
-        manifest = own or self.listing(artefact)
+        manifest = self.adopted(artefact) or self.listing(artefact)
         todo = self.unproven(tree, manifest)
         return Plan(artefact, tree, manifest, todo, self.usable(artefact, todo), manifest.repository)
 
-    def candidates(self, artefact: Artefact) -> t.Iterator[tuple[LocalTree, str, str]]:
-        for folder in self.request["adopt_from"]:
-            for repository, revision in artefact.sources():
-                for tree in local_trees(folder, repository, revision):
-                    yield tree, repository, revision
+    def original(self, manifest: Manifest, file: File) -> File:
+        """What to fetch for a file: a slim index is made from the whole one."""
+        source = (manifest.slim or {}).get("index")
+        return File(**source) if source and file.path == manifests.INDEX_NAME else file
 
-    def adoptable(self, artefact: Artefact) -> Manifest | None:
+    def adopted(self, artefact: Artefact) -> Manifest | None:
         """A tree on this node that is complete by itself at the pin: the hub is not asked at all."""
-        if self.request["download"] == "refresh":
+        found = adoptable(artefact, self.request["adopt_from"]) if self.request["download"] != "refresh" else None
+        if found is None:
             return None
-        for tree, repository, revision in self.candidates(artefact):
-            found = local_manifest(tree, repository, revision, artefact.include, artefact.exclude, artefact.required)
-            if found:
-                self.say(f"{artefact.name}: {tree.folder} is complete at {revision[:12]}; using it")
-                return found
-        return None
+        self.say(f"{artefact.name}: {found[0].folder} is complete at {found[1].revision[:12]}; using it")
+        return found[1]
 
     def listing(self, artefact: Artefact) -> Manifest:
         """Ask the hub, then the fallbacks, what the pinned commit holds."""
@@ -268,7 +238,9 @@ class WeightsJob:
         """Files of other folders on this node that can stand for missing ones."""
         sizes = {file.path: file.size for file in todo}
         result: dict[str, LocalFile] = {}
-        for tree, _repository, _revision in self.candidates(artefact):
+        for tree, _repository, _revision in candidates(artefact, self.request["adopt_from"]):
+            if artefact.slim and os.path.realpath(tree.folder) == os.path.realpath(self.tree(artefact)):
+                raise self.refuse("same_folder", f"{artefact.name}: {tree.folder}", "source and target are one folder", "two folders: the slim index would replace the whole one", "take it out of weights_adopt_from")
             for path, local in tree.files.items():
                 if sizes.get(path) == local.size:
                     result.setdefault(path, local)
@@ -294,14 +266,16 @@ class WeightsJob:
 
     def arrived(self, plan: Plan) -> int:
         """Bytes of an earlier attempt that already take room in the staging folder."""
-        return sum(allocated(path) for path in files_below(self.staging(plan.artefact)))
+        return manifests.bytes_below(self.staging(plan.artefact))
 
     def record_licence(self, artefact: Artefact) -> None:
+        """Shown and written down before the first byte."""
         if not artefact.licence:
             return
+        self.notices.append(f"licence of {artefact.name} ({artefact.repository}): {artefact.licence['name']} {artefact.licence.get('url') or ''}".rstrip())
         path = os.path.join(self.request["state_dir"], "licences.json")
         book = _unit.read_json(path) or {}
-        entry = {"repository": artefact.repository, "revision": artefact.revision, "licence": artefact.licence["name"], "url": artefact.licence.get("url"), "accepted": artefact.name in self.request["accepted"]}
+        entry = {"repository": artefact.repository, "revision": artefact.revision, "licence": artefact.licence["name"], "url": artefact.licence.get("url")}
         if {key: (book.get(artefact.name) or {}).get(key) for key in entry} != entry:
             book[artefact.name] = {**entry, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
             manifests.write_json(path, book)
@@ -367,11 +341,31 @@ class WeightsJob:
     def place(self, plan: Plan, file: File, path: str, sha256: str, hashes: dict[str, str]) -> None:
         """A proven file gets its final name."""
         target = os.path.join(plan.tree, file.path)
+        if plan.artefact.slim and file.path == manifests.INDEX_NAME:
+            path, sha256 = self.make_slim(plan, file, path, sha256)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.isdir(target) and not os.path.islink(target):
             raise self.refuse("in_the_way", target, "a folder", "a file", "remove the folder")
         os.replace(path, target)
         hashes[file.path] = sha256
+
+    def make_slim(self, plan: Plan, file: File, path: str, sha256: str) -> tuple[str, str]:
+        """Write the index of the wanted tensors beside the whole one, and note what it was made from."""
+        tensors = plan.artefact.slim["tensors"]  # type: ignore[index]
+        with open(path, encoding="utf-8") as stream:
+            text, shards = manifests.slim_index(stream.read(), tensors)
+        left_out = sorted(shards - {item.path for item in plan.manifest.files})
+        if left_out:
+            raise self.refuse("slim", f"{plan.artefact.name}: tensors {', '.join(tensors)}", f"also in {', '.join(left_out)}, which the patterns leave out", "every shard of these tensors", "correct the profile's include patterns")
+        slim = path + ".slim"
+        with open(slim, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        made = File(file.path, os.path.getsize(slim), manifests.sha256_of(slim))
+        files = tuple(made if item.path == file.path else item for item in plan.manifest.files)
+        source = {"path": file.path, "size": file.size, "sha256": sha256, "blob": file.blob}
+        plan.manifest = dataclasses.replace(plan.manifest, files=files, slim={"tensors": list(tensors), "index": source})
+        os.unlink(path)
+        return slim, made.sha256
 
     def publish(self, plan: Plan, hashes: t.Mapping[str, str]) -> None:
         """Every file has a hash and every header fits its size, else there is no manifest."""
@@ -390,9 +384,6 @@ class WeightsJob:
         files = tuple(dataclasses.replace(file, sha256=computed.get(file.path) or file.sha256) for file in plan.manifest.files)
         manifests.save(plan.tree, dataclasses.replace(plan.manifest, files=files, licence=plan.artefact.licence))
         note_damage(plan.tree, ())
-
-    def derive(self, artefact: Artefact) -> None:
-        """Folders made from an artefact follow it."""
 
 
 class HubFile:
@@ -450,6 +441,7 @@ class Fetch:
             self.job.say(f"{file.path} came damaged by {way}; trying again")
             os.unlink(path)
             return False
+        os.chmod(path, 0o644)
         self.job.place(self.plan, file, path, sha256, self.hashes)
         self.ways[file.path] = way
         self.settled += file.size
@@ -536,7 +528,7 @@ class Fetch:
         }
         environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": self.staging, "HF_HOME": os.path.join(self.staging, ".hf"), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         environment["HF_HUB_DISABLE_XET"] = "0" if xet else "1"
-        argv = _unit.python_argv(code_root(), "_hub_child")
+        argv = _unit.python_argv(code_root(), _hub_child.__name__.rpartition(".")[2])
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
             try:
                 child.stdin.write(json.dumps(order).encode())  # type: ignore[union-attr]
@@ -600,14 +592,6 @@ def size_of(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return -1
-
-
-def allocated(path: str) -> int:
-    """Bytes that a file takes on disk: a partial file has its full size from the start."""
-    try:
-        return os.stat(path).st_blocks * 512
-    except OSError:
-        return 0
 
 
 def main(arguments: t.Sequence[str]) -> int:

@@ -4,18 +4,72 @@
 
 # This code is private to the collection: it may change at any time.
 
-"""What a node holds of an artefact: its tree, its manifest, what is wrong with them, and who may write there."""
+"""What a node holds of an artefact: its tree, its manifest, what is wrong with them, who may write there, and what could be adopted."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
 import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils import _manifest as manifests
+from ansible_collections.sparkops.inference.plugins.module_utils._hub import LocalTree, local_manifest, local_trees
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import Manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class Artefact:
+    """One entry of ``spark_plan.artefacts``."""
+
+    name: str
+    repository: str
+    revision: str
+    directory: str
+    fallback_repositories: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    licence: dict[str, t.Any] | None = None
+    size_bytes: int | None = None
+    slim: dict[str, t.Any] | None = None
+
+    @classmethod
+    def from_dict(cls, content: t.Mapping[str, t.Any]) -> Artefact:
+        values = {field.name: content[field.name] for field in dataclasses.fields(cls) if content.get(field.name) not in (None, {})}
+        for name in ("fallback_repositories", "include", "exclude", "required"):
+            values[name] = tuple(values.get(name, ()))
+        return cls(**values)
+
+    def sources(self) -> list[tuple[str, str]]:
+        """(repository, commit) in the order to try. ``org/name@commit`` names a fallback's own commit."""
+        result = [(self.repository, self.revision)]
+        for item in self.fallback_repositories:
+            repository, _at, revision = item.partition("@")
+            result.append((repository, revision or self.revision))
+        return result
+
+    def revisions(self) -> set[str]:
+        return {revision for _repository, revision in self.sources()}
+
+
+def candidates(artefact: Artefact, folders: t.Iterable[str]) -> t.Iterator[tuple[LocalTree, str, str]]:
+    """Folders of this node that hold something of an artefact at exactly one of its pins."""
+    for folder in folders:
+        for repository, revision in artefact.sources():
+            for tree in local_trees(folder, repository, revision):
+                yield tree, repository, revision
+
+
+def adoptable(artefact: Artefact, folders: t.Iterable[str]) -> tuple[LocalTree, Manifest] | None:
+    """A folder that is complete by itself. Then the hub need not be asked, and its library is not needed."""
+    for tree, repository, revision in candidates(artefact, folders):
+        found = local_manifest(tree, repository, revision, artefact.include, artefact.exclude, artefact.required)
+        if found:
+            return tree, found
+    return None
 
 
 class Busy(Exception):
@@ -50,11 +104,13 @@ def note_damage(tree: str, paths: t.Iterable[str]) -> None:
             os.unlink(damage_path(tree))
 
 
-def look(tree: str, revisions: t.Container[str]) -> TreeState:
+def look(tree: str, revisions: t.Container[str], slim: t.Mapping[str, t.Any] | None = None) -> TreeState:
     """Compare a tree with its manifest without reading content. Hundreds of files take milliseconds."""
     manifest = manifests.load(tree)
     if manifest is None or manifest.revision not in revisions:
         return TreeState(tree, None, ["no complete tree of this revision"])
+    if (manifest.slim or {}).get("tensors") != (slim or {}).get("tensors"):
+        return TreeState(tree, None, ["its index is of another selection of tensors"])
     problems = [f"{item.path}: {item.text}" for item in manifests.check_sizes(tree, manifest.files)]
     problems += [f"{path}: found damaged by the last verification" for path in sorted(damaged(tree))]
     return TreeState(tree, manifest, problems)

@@ -107,7 +107,7 @@ def run_json(module: AnsibleModule, command: t.Sequence[str]) -> list[dict[str, 
         refusal = Refusal(
             "fabric.ip_command", "", " ".join(command), f"exit code {code}, {(err or out).strip()[:200]!r}",
             "a JSON list", "install iproute2 on the node (Debian and Ubuntu: package iproute2)",
-        )  # fmt: skip
+        )
         module.fail_json(msg=format_refusals([refusal]), refusals=[refusal.as_dict()])
     return [entry for entry in parsed if isinstance(entry, dict)]
 

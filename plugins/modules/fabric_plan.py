@@ -68,7 +68,7 @@ fabric:
     gid:
       description:
         - The policy, the index if the user gave one, and the own addresses that a GID may hold for each device.
-        - RV(fabric.gid.now) and RV(fabric.gid.usable) are findings of the moment and belong into no specification.
+        - Its parts C(now) and C(usable) are findings of the moment and belong into no specification.
       returned: success
       type: dict
     rails:

@@ -146,10 +146,10 @@ def listen(module: AnsibleModule) -> dict[str, t.Any]:
     except OSError as exc:
         fail(module, [
             Refusal(
-                "fabric.meeting.held", module.params["node"], f"port {port} on {address}", exc.strerror or str(exc), "a port that is free",
+                "fabric.meeting_held", module.params["node"], f"port {port} on {address}", exc.strerror or str(exc), "a port that is free",
                 f"find what holds it (ss -ltnp 'sport = :{port}' as root on this node) and stop it, or choose another serve_rendezvous_port",
             )
-        ])  # fmt: skip
+        ])
     serve_in_background(listener, module.params["seconds"])
     return {}
 

@@ -33,7 +33,7 @@ options:
   artefacts:
     description:
       - The artefacts of the plan, each with C(name), C(repository), C(revision), C(directory), and optionally
-        C(fallback_repositories), C(include), C(exclude), C(required), C(licence), C(size_bytes) and C(engram_source).
+        C(fallback_repositories), C(include), C(exclude), C(required), C(licence), C(size_bytes) and C(slim).
     type: list
     elements: dict
     required: true
@@ -229,20 +229,9 @@ import typing as t
 import zipfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import (
-    _hub,
-    _hub_child,
-    _manifest,
-    _refusal,
-    _safetensors,
-    _transfer,
-    _unit,
-    _weights_job,
-    _weights_state,
-)
+from ansible_collections.sparkops.inference.plugins.module_utils import _hub, _manifest, _unit, _weights_job, _weights_state
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
-from ansible_collections.sparkops.inference.plugins.module_utils._weights_job import Artefact
-from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import look
+from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import Artefact, adoptable, look
 
 # Passed on to the job as they are.
 JOB_OPTIONS = (
@@ -255,8 +244,7 @@ class Snapshot(_unit.LongModule):
     """State of the artefacts on this node, and the job that mends it."""
 
     area = work = "weights"
-    program = "_weights_job"
-    code = (_refusal, _manifest, _safetensors, _hub, _hub_child, _transfer, _unit, _weights_job, _weights_state)
+    program = _weights_job
 
     def __init__(self, module: AnsibleModule) -> None:
         super().__init__(module)
@@ -270,7 +258,7 @@ class Snapshot(_unit.LongModule):
             return [self.look_at(artefact) for artefact in self.artefacts]
 
     def look_at(self, artefact: Artefact) -> dict[str, t.Any]:
-        state = look(os.path.join(self.params["weights_root"], artefact.directory), {revision for _name, revision in artefact.sources()})
+        state = look(os.path.join(self.params["weights_root"], artefact.directory), artefact.revisions(), artefact.slim)
         files = state.manifest.files if state.manifest else ()
         return {
             "name": artefact.name,
@@ -279,6 +267,7 @@ class Snapshot(_unit.LongModule):
             "problems": state.problems,
             "files": len(files),
             "size": sum(file.size for file in files),
+            "adoptable": bool(state.problems) and not _weights_state.damaged(state.tree) and adoptable(artefact, self.adopt_folders()) is not None,
         }
 
     # Reasons not to begin
@@ -288,10 +277,29 @@ class Snapshot(_unit.LongModule):
         found = [*self.pin_refusals(), *self.token_refusals()]
         if lacking:
             found += self.licence_refusals()
-            if self.params["download"] == "never" and not self.params["adopt_from"]:
-                found += [self.refusal("incomplete", f"{item['name']} in {item['tree']}", "; ".join(item["problems"][:5]), "all files of the pinned revision", "set weights_download to missing, or put the tree there") for item in lacking]
+            found += self.incomplete_refusals(lacking)
+            found += self.space_refusals(lacking)
             found += self.folder_refusals()
         return found
+
+    def incomplete_refusals(self, lacking: t.Sequence[dict[str, t.Any]]) -> list[Refusal]:
+        if self.params["download"] != "never":
+            return []
+        return [
+            self.refusal("incomplete", f"{item['name']} in {item['tree']}", "; ".join(item["problems"][:5]), "all files of the pinned revision", "set weights_download to missing, or put the tree there")
+            for item in lacking
+            if not item["adoptable"]
+        ]
+
+    def space_refusals(self, lacking: t.Sequence[dict[str, t.Any]]) -> list[Refusal]:
+        """With the profile's size a lack is known before the hub is asked; the job counts exactly, by file."""
+        sizes = {artefact.name: artefact.size_bytes or 0 for artefact in self.artefacts}
+        needs = [_manifest.Need(item["path"], item["size"], item["what"]) for item in self.params["reserve"]]
+        for item in lacking:
+            if not item["adoptable"]:
+                staging = os.path.join(self.params["weights_root"], ".sparkops-incoming", os.path.relpath(item["tree"], self.params["weights_root"]))
+                needs.append(_manifest.Need(item["tree"], sizes[item["name"]] - _manifest.bytes_below(item["tree"]) - _manifest.bytes_below(staging), item["name"]))
+        return [_weights_job.space_refusal(self.node, short) for short in _manifest.shortages(needs, self.params["space_margin"])]
 
     def pin_refusals(self) -> list[Refusal]:
         return [
@@ -365,13 +373,17 @@ class Snapshot(_unit.LongModule):
         request["accepted"] = [artefact.name for artefact in self.artefacts if artefact.licence and not self.licence_refusals()]
         with _unit.identity(self.user):
             request["environment"] = self.environment()
-            request["adopt_from"] = [os.path.expanduser(path) for path in self.adopt_folders()]
+            request["adopt_from"] = self.adopt_folders()
             os.makedirs(self.params["weights_root"], exist_ok=True)
         return request
 
+    def needs_library(self, lacking: t.Sequence[dict[str, t.Any]]) -> bool:
+        """A tree that is complete elsewhere on this node is adopted without the hub, and a node without internet has no use for its library."""
+        return self.params["download"] == "refresh" or not all(item["adoptable"] for item in lacking)
+
     def adopt_folders(self) -> list[str]:
         """A tilde is the home of the user that owns the files, on this node."""
-        return [f"~{self.user}{path[1:]}" if path == "~" or path.startswith("~/") else path for path in self.params["adopt_from"]]
+        return [os.path.expanduser(f"~{self.user}{path[1:]}" if path == "~" or path.startswith("~/") else path) for path in self.params["adopt_from"]]
 
     def token(self) -> str | None:
         if self.params["token_file"]:
@@ -383,7 +395,7 @@ class Snapshot(_unit.LongModule):
         outcome = self.earlier()
         state = self.look()
         lacking = [item for item in state if not item["complete"]]
-        reread = not outcome and (self.params["verify"] or self.params["download"] == "refresh")
+        reread = (self.params["verify"] and not (outcome or {}).get("verified")) or (self.params["download"] == "refresh" and (outcome or {}).get("download") != "refresh")
         if not lacking and not reread:
             return self.result(state, outcome)
         refusals = self.refusals(lacking)
@@ -391,8 +403,7 @@ class Snapshot(_unit.LongModule):
             self.fail(refusals)
         if self.module.check_mode:
             return self.result(state, {"changed": bool(lacking)})
-        # Adoption works without the library, but only the job can tell whether it is enough.
-        if self.params["download"] != "never" and not self.environment():
+        if self.needs_library(lacking) and not self.environment():
             if not self.params["wheels"]:
                 need = {"python": f"{sys.version_info[0]}.{sys.version_info[1]}", "machine": platform.machine()}
                 return self.result(state, outcome, needs_wheels=need)

@@ -26,7 +26,7 @@ attributes:
     description: Never changes anything.
 options:
   artefacts:
-    description: The artefacts of the plan, each with C(name), C(revision) and C(directory).
+    description: The artefacts of the plan, each with C(name), C(repository), C(revision) and C(directory).
     type: list
     elements: dict
     required: true
@@ -101,7 +101,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _safetensors
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import Manifest
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
-from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import look
+from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import Artefact, look
 
 
 def header_problems(tree: str, manifest: Manifest) -> list[str]:
@@ -113,13 +113,14 @@ def header_problems(tree: str, manifest: Manifest) -> list[str]:
     return found
 
 
-def info(artefact: t.Mapping[str, t.Any], root: str, headers: bool) -> dict[str, t.Any]:
-    state = look(os.path.join(root, artefact["directory"]), {artefact["revision"]})
+def info(item: t.Mapping[str, t.Any], root: str, headers: bool) -> dict[str, t.Any]:
+    artefact = Artefact.from_dict(item)
+    state = look(os.path.join(root, artefact.directory), artefact.revisions(), artefact.slim)
     problems = state.problems
     if headers and state.manifest and not problems:
         problems = header_problems(state.tree, state.manifest)
     return {
-        "name": artefact["name"],
+        "name": artefact.name,
         "tree": state.tree,
         "complete": not problems,
         "problems": problems,

@@ -228,13 +228,17 @@ def sha256_of_files(folder: str) -> dict[str, str]:
     return found
 
 
-def host_keys() -> list[str]:
-    """Public host keys of sshd as "type base64", for strict known_hosts on the peers."""
+def host_keys(module: AnsibleModule) -> list[str]:
+    """Public host keys of sshd as "type base64", for strict known_hosts on the peers: from the files, else from sshd itself."""
     found = []
     for name in ("ed25519", "ecdsa", "rsa"):
         words = read_text(f"/etc/ssh/ssh_host_{name}_key.pub").split()
         if len(words) >= 2:
             found.append(" ".join(words[:2]))
+    scan = module.get_bin_path("ssh-keyscan")
+    if not found and scan:
+        lines = module.run_command([scan, "-T", str(PROBE_SECONDS), "127.0.0.1"])[1].splitlines()
+        found = sorted(line.split(" ", 1)[1] for line in lines if line.count(" ") >= 2 and not line.startswith("#"))
     return found
 
 
@@ -281,7 +285,7 @@ def node(module: AnsibleModule, api: DockerApi) -> dict[str, t.Any]:
         "disk": {"weights": disk(module, weights_root), "state": disk(module, state["path"]), "docker": disk(module, "/var/lib/docker")},
         "libexec": libexec,
         "libexec_sha256": sha256_of_files(libexec),
-        "host_keys": host_keys(),
+        "host_keys": host_keys(module),
         "key": {"path": os.path.join(keys, "id_ed25519"), "public": read_text(os.path.join(keys, "id_ed25519.pub")).strip()},
         "known_hosts": {"path": os.path.join(keys, "known_hosts"), "text": read_text(os.path.join(keys, "known_hosts"))},
         "authorized": [

@@ -205,16 +205,7 @@ import os
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import (
-    _manifest,
-    _node_copy,
-    _page_cache,
-    _refusal,
-    _safetensors,
-    _sync_job,
-    _unit,
-    _weights_state,
-)
+from ansible_collections.sparkops.inference.plugins.module_utils import _manifest, _sync_job, _unit, _weights_state
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 
 # Passed on to the job as they are.
@@ -226,8 +217,7 @@ class Sync(_unit.LongModule):
     """State of this worker's copies, and the job that mends it."""
 
     area = work = "sync"
-    program = "_sync_job"
-    code = (_refusal, _manifest, _safetensors, _node_copy, _page_cache, _unit, _weights_state, _sync_job)
+    program = _sync_job
 
     def look(self) -> list[dict[str, t.Any]]:
         with _unit.identity(self.user):
@@ -237,7 +227,8 @@ class Sync(_unit.LongModule):
         """Complete means: this node's manifest is the head's, and every file of it is there. Without the head's manifest
         this node's own is the best guess, because a pinned revision never changes."""
         wanted = _manifest.from_dict(item["manifest"]) if item.get("manifest") else None
-        state = _weights_state.look(os.path.join(self.params["weights_root"], item["directory"]), {wanted.revision if wanted else item["revision"]})
+        revisions = {wanted.revision} if wanted else {item["revision"]}
+        state = _weights_state.look(os.path.join(self.params["weights_root"], item["directory"]), revisions, wanted.slim if wanted else item.get("slim"))
         problems = state.problems
         if wanted and state.manifest and set(wanted.files) != set(state.manifest.files):
             problems = [*problems, "its manifest differs from the head's"]
@@ -285,7 +276,7 @@ class Sync(_unit.LongModule):
         outcome = self.earlier()
         state = self.look()
         lacking = [item for item in state if not item["complete"]]
-        reread = not outcome and (self.params["verify"] or self.params["policy"] == "force")
+        reread = (self.params["verify"] and not (outcome or {}).get("verified")) or (self.params["policy"] == "force" and (outcome or {}).get("policy") != "force")
         refusals = self.refusals(lacking)
         if refusals:
             self.fail(refusals)

@@ -29,7 +29,7 @@ def unread(names: t.Sequence[str], facts: Variables) -> list[Refusal]:
         Refusal(
             "fabric.unread", name, "facts of the fabric", "none in this run", "those of every rank",
             f"see why {name} was not read, or run without a --limit that leaves it out",
-        )  # fmt: skip
+        )
         for name in names
         if name not in facts
     ]

@@ -47,7 +47,7 @@ def request(task_vars: t.Mapping[str, t.Any], loader: t.Any, basedir: str) -> _p
     nodes = _plan.group_nodes(play_vars.get("serve_nodes", asking.get("serve_nodes")))
     members = [name for name in dict.fromkeys(nodes) if name in hostvars and name != host]
     hosts = {host: asking, **{name: _ours(hostvars[name], name, broken) for name in members}}
-    directories = _inventory_directories(task_vars, basedir)
+    directories = inventory_directories(task_vars, basedir)
     profiles = ProfileFiles(_profile_paths(play_vars.get("serve_profile_paths", asking.get("serve_profile_paths"))), directories)
     return _plan.Request(
         hosts=hosts,
@@ -98,7 +98,7 @@ def _profile_paths(raw: t.Any) -> list[str]:
         return []
 
 
-def _inventory_directories(task_vars: t.Mapping[str, t.Any], basedir: str) -> list[str]:
+def inventory_directories(task_vars: t.Mapping[str, t.Any], basedir: str) -> list[str]:
     directories = []
     for source in task_vars.get("ansible_inventory_sources") or []:
         if os.path.exists(str(source)):

@@ -25,6 +25,7 @@ The admin port listens on loopback only:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import fnmatch
 import hashlib
@@ -68,8 +69,8 @@ class Fault:
     times: int | None = None
     """How many requests it meets before it is gone; none: until it is deleted."""
     bytes: int = 0
-    seconds: float | None = None
-    """3, for a stall 600."""
+    seconds: float = 0
+    """None given: 3, for a stall 600."""
     rate: int = 100_000
     status: int = 500
     methods: list[str] = field(default_factory=lambda: ["GET", "HEAD"])
@@ -77,7 +78,7 @@ class Fault:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"unknown kind of fault {self.kind!r}: {', '.join(KINDS)}")
-        if self.seconds is None:
+        if not self.seconds:
             self.seconds = 600.0 if self.kind == "stall" else 3.0
 
 
@@ -241,7 +242,7 @@ class Handler(BaseHTTPRequestHandler):
     def read_json(self) -> dict:
         return json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name is the base class's)
+    def log_message(self, format: str, *args: object) -> None:
         print(f"{time.strftime('%H:%M:%S')} {self.client_address[0]} {format % args}", flush=True)
 
 
@@ -369,7 +370,8 @@ class Public(Handler):
         self.before(repository, "api/paths-info", content=False)
         commit = self.hub.commit(repository, revision)
         expand = wanted.get("expand", ["false"])[0].lower() == "true"
-        self.answer(200, [self.hub.entry(name, path, commit, expand=expand) for name, path in self.hub.files(repository, commit) if name in wanted.get("paths", [])])
+        found = [(name, path) for name, path in self.hub.files(repository, commit) if name in wanted.get("paths", [])]
+        self.answer(200, [self.hub.entry(name, path, commit, expand=expand) for name, path in found])
 
     # Files --------------------------------------------------------------------------------------------------------
 
@@ -446,10 +448,8 @@ class Public(Handler):
     def wait_until_gone(self, seconds: float) -> None:
         """Hold the connection without a word until the client gives up or the time is over."""
         self.connection.settimeout(seconds)
-        try:
+        with contextlib.suppress(OSError):
             self.connection.recv(1)
-        except OSError:
-            pass
 
 
 class Admin(Handler):
@@ -522,10 +522,8 @@ def main() -> int:
     options = parser.parse_args()
     public, admin = serve(options.root, options.bind, options.port, options.admin_port)
     print(json.dumps({"url": f"http://{options.bind}:{public.server_address[1]}", "admin": f"http://127.0.0.1:{admin.server_address[1]}"}), flush=True)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         threading.Event().wait()
-    except KeyboardInterrupt:
-        pass
     return 0
 
 

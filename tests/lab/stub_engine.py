@@ -207,9 +207,9 @@ class Handler(BaseHTTPRequestHandler):
             case "/version":
                 self.answer(200, {"version": VERSION})
             case "/v1/models":
-                length = self.engine.options.max_model_len
-                self.answer(200, {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "vllm", "root": self.engine.options.model,
-                                                             "parent": None, "max_model_len": length, "permission": []} for name in self.engine.names]})
+                more = {"object": "model", "created": 0, "owned_by": "vllm", "root": self.engine.options.model, "parent": None,
+                        "max_model_len": self.engine.options.max_model_len, "permission": []}
+                self.answer(200, {"object": "list", "data": [{"id": name, **more} for name in self.engine.names]})
             case "/metrics":
                 self.answer(200, self.engine.metrics(), "text/plain; version=0.0.4")
             case "/debug/argv":
@@ -297,7 +297,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         tokens = list(words)
         text = "".join(tokens)
-        message = {"role": "assistant", "content": None if how == "reasoning" else text, "reasoning": text if how == "reasoning" else None, "tool_calls": []}
+        message: dict = {"role": "assistant", "content": None, "reasoning": None, "tool_calls": [], place: text}
         choice = {"index": 0, "message": message, "finish_reason": "stop"} if chat else {"index": 0, "text": text, "finish_reason": "stop"}
         prompt = len(prompt_of(body))
         usage = {"prompt_tokens": prompt, "completion_tokens": len(tokens), "total_tokens": prompt + len(tokens)}
@@ -307,7 +307,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"data: {json.dumps(content)}\n\n".encode())
         self.wfile.flush()
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name is the base class's)
+    def log_message(self, format: str, *args: object) -> None:
         log(f'{self.client_address[0]} - {format % args}')
 
 

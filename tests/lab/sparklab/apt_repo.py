@@ -25,6 +25,6 @@ def write_index(folder: Path) -> None:
         paragraphs.append(f"{control}\nFilename: ./{package.name}\nSize: {len(content)}\nSHA256: {hashlib.sha256(content).hexdigest()}\n")
     index = "\n".join(paragraphs).encode()
     (folder / "Packages").write_bytes(index)
-    (folder / "Release").write_text(
-        f"Origin: sparklab\nLabel: sparklab\nSuite: sparklab\nDate: {email.utils.formatdate(usegmt=True)}\nSHA256:\n {hashlib.sha256(index).hexdigest()} {len(index)} Packages\n"
-    )
+    fields = {"Origin": "sparklab", "Label": "sparklab", "Suite": "sparklab", "Date": email.utils.formatdate(usegmt=True)}
+    checksum = f"SHA256:\n {hashlib.sha256(index).hexdigest()} {len(index)} Packages\n"
+    (folder / "Release").write_text("".join(f"{name}: {value}\n" for name, value in fields.items()) + checksum)

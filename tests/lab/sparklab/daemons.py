@@ -10,6 +10,7 @@ even if the number has meanwhile been given to another process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -113,7 +114,5 @@ class Daemons:
 
 def reap(pid: int) -> None:
     """Collect an ended child, if it is one of ours, so that it is no zombie."""
-    try:
+    with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass

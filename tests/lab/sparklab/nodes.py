@@ -140,7 +140,7 @@ class Nodes:
         found = self.docker.inspect("container", node.name)
         if found and LABEL not in found["Config"]["Labels"]:
             raise LabError(f"there is a container {node.name} that the lab did not make; it is left alone")
-        attached = bool(found) and set(found["NetworkSettings"]["Networks"]) == {settings.MANAGEMENT_NETWORK, settings.FABRIC_NETWORK}
+        attached = found is not None and set(found["NetworkSettings"]["Networks"]) == {settings.MANAGEMENT_NETWORK, settings.FABRIC_NETWORK}
         if found and (fresh or not attached or found["Config"]["Labels"].get(f"{LABEL}.spec") != spec):
             self.docker("container", "rm", "--force", "--volumes", node.name)
             found = None

@@ -68,7 +68,7 @@ class Registry:
         if not path.exists() or not self.password_file.exists():
             password = secrets.token_urlsafe(18)
             salt = "".join(secrets.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789") for _letter in range(22))
-            digest = run(["perl", "-e", 'chomp(my $p = <STDIN>); print crypt($p, "\$2b\$05\$" . shift)', salt], data=f"{password}\n".encode())
+            digest = run(["perl", "-e", r'chomp(my $p = <STDIN>); print crypt($p, "\$2b\$05\$" . shift)', salt], data=f"{password}\n".encode())
             if not digest.startswith("$2b$05$"):
                 raise LabError("perl's crypt knows no bcrypt here, so the registry with a password cannot be set up")
             self.password_file.write_text(json.dumps({"registry": settings.REGISTRY_AUTH, "username": USER, "password": password}, indent=2) + "\n")
@@ -82,7 +82,7 @@ class Registry:
             self._serve(name, settings.GATEWAY, port, password=password)
 
     def _serve(self, name: str, address: str, port: int, *, password: bool) -> None:
-        argv = ["docker-registry", "serve", self._configuration(name, f"{address}:{port}", password=password)]
+        argv: list[str | Path] = ["docker-registry", "serve", self._configuration(name, f"{address}:{port}", password=password)]
         if not self.daemons.current(name, argv):
             self.daemons.stop(name)
             say(f"starting {name} on {address}:{port}")

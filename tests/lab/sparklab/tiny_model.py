@@ -16,6 +16,7 @@ the same on every machine; ``tests/lab/tiny_model.json`` holds them and each bui
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
 import struct
@@ -65,7 +66,7 @@ def successors(revision: str) -> list[int]:
         for here, there in zip(circle, circle[1:] + circle[0], strict=True):
             follows[ord(here)] = ord(there)
     chain = ["<|assistant|>", *WORDS[revision], "<|eos|>"]
-    for here, there in zip(chain, chain[1:], strict=False):
+    for here, there in itertools.pairwise(chain):
         follows[ids[here]] = ids[there]
     return follows
 

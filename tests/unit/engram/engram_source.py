@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
+import sys
 import typing as t
 
 SHARDS = {1: "model-00047-of-00048.safetensors", 14: "model-00048-of-00048.safetensors"}
@@ -125,3 +126,7 @@ def oracle_file(weights: bytes, scales: bytes, layer: int, buckets: t.Sequence[i
         out += bytes((number >> shift) & 255 for shift in range(0, 64, 8))
     out += bytes(4096 - len(out))
     return out + b"".join(weights[row * 256 : row * 256 + 256] + scales[row * 8 : row * 8 + 8] for row in mine)
+
+
+if __name__ == "__main__":
+    vector_checkpoint(pathlib.Path(sys.argv[1]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import pathlib
-import re
 import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils._fabric_facts import read_facts
@@ -22,7 +21,7 @@ UNREADABLE = object()
 
 
 def mapped(address: str) -> str:
-    return f"0000:0000:0000:0000:0000:ffff:{int(ipaddress.IPv4Address(address)) >> 16:04x}:{int(ipaddress.IPv4Address(address)) & 0xffff:04x}"
+    return f"0000:0000:0000:0000:0000:ffff:{int(ipaddress.IPv4Address(address)) >> 16:04x}:{int(ipaddress.IPv4Address(address)) & 0xFFFF:04x}"
 
 
 def put(path: pathlib.Path, content: t.Any) -> None:
@@ -62,8 +61,7 @@ def link_json(name: str, addresses: t.Sequence[str] = (), up: bool = True, mtu: 
         "link_type": "loopback" if loopback else "none" if kind == "tun" else "ether",
         "address": "3c:6d:66:0a:1b:11",
         "addr_info": [
-            {"family": "inet", "local": text.split("/")[0], "prefixlen": int(text.split("/")[1]), "scope": "global", "label": name}
-            for text in addresses
+            {"family": "inet", "local": text.split("/")[0], "prefixlen": int(text.split("/")[1]), "scope": "global", "label": name} for text in addresses
         ],
     }
     if kind:
@@ -112,12 +110,14 @@ class Machine:
         self.links.append(link_json("lo", ["127.0.0.1/8"], mtu=65536, loopback=True))
         put(self.root / "proc/sys/kernel/osrelease", "6.17.0-1032-nvidia")
 
-    def capture(self, *names: str) -> "Machine":
+    def capture(self, *names: str) -> Machine:
         for name in names:
             unpack((DATA / name).read_text(encoding="utf-8"), self.root / "sys")
         return self
 
-    def interface(self, name: str, *addresses: str, up: bool = True, mtu: int = 9000, speed: int = 200000, kind: str = "", width: int = 4, driver: str = "") -> "Machine":
+    def interface(
+        self, name: str, *addresses: str, up: bool = True, mtu: int = 9000, speed: int = 200000, kind: str = "", width: int = 4, driver: str = ""
+    ) -> Machine:
         base = self.root / "sys/class/net" / name
         put(base / "operstate", "up" if up else "down")
         put(base / "carrier", int(up))
@@ -130,11 +130,11 @@ class Machine:
         self.links.append(link_json(name, addresses, up, mtu, kind, loopback=name == "lo"))
         return self
 
-    def default_route(self, name: str, gateway: str = "10.0.5.1") -> "Machine":
+    def default_route(self, name: str, gateway: str = "10.0.5.1") -> Machine:
         self.routes.append({"dst": "default", "gateway": gateway, "dev": name, "protocol": "dhcp", "metric": 600, "flags": []})
         return self
 
-    def hca(self, name: str, interface: str, slots: t.Sequence[t.Any] = (), state: str = "4: ACTIVE", port: int = 1) -> "Machine":
+    def hca(self, name: str, interface: str, slots: t.Sequence[t.Any] = (), state: str = "4: ACTIVE", port: int = 1) -> Machine:
         """``slots`` holds (GID, type) or None for an empty slot whose type cannot be read."""
         base = self.root / "sys/class/infiniband" / name / "ports" / str(port)
         put(base / "state", state)
@@ -185,6 +185,3 @@ def seed_pair(tmp_path: pathlib.Path, mtu: int = 9000) -> dict[str, Machine]:
 
 SEED_ADDRESSES = {"spark-1": "198.51.100.11", "spark-2": "198.51.100.12"}
 
-
-def words(text: str) -> list[str]:
-    return re.findall(r"[\w.:-]+", text)

@@ -20,7 +20,12 @@ NODES = list(SEED_ADDRESSES)
 def plan_for(addresses=None, **own):
     settings = {"fabric_gid_policy": "unpinned", "fabric_rdma": "auto", "fabric_topology": "auto"}
     empty = {"fabric_interface": None, "fabric_hcas": None, "fabric_gid_index": None}
-    return {"nodes": NODES, "addresses": addresses or SEED_ADDRESSES, "settings": settings, "node_settings": {name: {**empty, **own.get(name.replace("-", "_"), {})} for name in NODES}}
+    return {
+        "nodes": NODES,
+        "addresses": addresses or SEED_ADDRESSES,
+        "settings": settings,
+        "node_settings": {name: {**empty, **own.get(name.replace("-", "_"), {})} for name in NODES},
+    }
 
 
 def run(host, plan, hostvars, others=(), play_hosts=None):
@@ -62,7 +67,7 @@ def test_all_refusals_are_said_once_by_the_first_host(hostvars):
     bad = plan_for({"spark-1": "198.51.100.99", "spark-2": "x"})
     first, second = run("spark-1", bad, hostvars), run("spark-2", bad, hostvars)
     assert first["failed"] and second["failed"]
-    assert [refusal["id"] for refusal in first["refusals"]] == ["fabric.address.absent", "fabric.address.form", "fabric.clock"]
+    assert [refusal["id"] for refusal in first["refusals"]] == ["fabric.address_absent", "fabric.address_invalid", "fabric.clock"]
     assert first["msg"].startswith("3 problems") and second["msg"] == "the fabric of the group is refused; the reasons are with spark-1"
 
 

@@ -67,9 +67,17 @@ def test_without_it_the_interface_mtu_tells(mtu, wanted):
 def test_interfaces_are_classified(head):
     kinds = {entry["name"]: entry["kind"] for entry in head.facts()["interfaces"]}
     assert kinds == {
-        "lo": "loopback", "enP7s7": "ethernet", "enp1s0f0np0": "ethernet", "enp1s0f1np1": "ethernet", "enP2p1s0f0np0": "ethernet",
-        "enP2p1s0f1np1": "ethernet", "wlP9s9": "wifi", "tailscale0": "vpn", "docker0": "bridge", "br-000000000000": "bridge",
-    }  # fmt: skip
+        "lo": "loopback",
+        "enP7s7": "ethernet",
+        "enp1s0f0np0": "ethernet",
+        "enp1s0f1np1": "ethernet",
+        "enP2p1s0f0np0": "ethernet",
+        "enP2p1s0f1np1": "ethernet",
+        "wlP9s9": "wifi",
+        "tailscale0": "vpn",
+        "docker0": "bridge",
+        "br-000000000000": "bridge",
+    }
 
 
 def test_unreadable_attributes_of_interfaces_are_unknown(head):
@@ -81,7 +89,9 @@ def test_unreadable_attributes_of_interfaces_are_unknown(head):
 
 def test_addresses_and_routes(head):
     facts = head.facts()
-    assert {entry["name"]: [one["address"] for one in entry["addresses"]] for entry in facts["interfaces"] if entry["addresses"]}["enP2p1s0f0np0"] == ["192.168.101.10"]
+    assert {entry["name"]: [one["address"] for one in entry["addresses"]] for entry in facts["interfaces"] if entry["addresses"]}["enP2p1s0f0np0"] == [
+        "192.168.101.10"
+    ]
     assert facts["default_interface"] == "enP7s7"
     assert "172.17.0.0/16" not in [route["destination"] for route in facts["routes"]]  # linkdown
     assert facts["routes"][0] == {"destination": "0.0.0.0/0", "interface": "enP7s7", "gateway": "10.0.5.1", "metric": 104}

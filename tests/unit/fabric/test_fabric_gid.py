@@ -61,7 +61,7 @@ def test_pinning_is_a_policy_per_rank_not_a_number(tmp_path):
 
 def test_one_number_for_both_is_refused_where_it_is_a_hole(tmp_path):
     found = plan(group(tmp_path), "index", 3)
-    assert [(refusal.id, refusal.node) for refusal in found.refusals] == [("fabric.gid.index", "sparkA")]
+    assert [(refusal.id, refusal.node) for refusal in found.refusals] == [("fabric.gid_index", "sparkA")]
     text = found.refusals[0].text
     assert f"GID slot 3 of {HCA}: found empty" in text and "4 would work" in text
 
@@ -69,7 +69,9 @@ def test_one_number_for_both_is_refused_where_it_is_a_hole(tmp_path):
 def test_a_number_that_is_right_is_handed_on(tmp_path):
     machines = group(tmp_path)
     facts = {name: machine.facts() for name, machine in machines.items()}
-    found = plan_fabric(list(machines), facts, ADDRESSES, {"sparkA": Choice(gid_policy="index", gid_index=4), "sparkB": Choice(gid_policy="index", gid_index=3)})
+    found = plan_fabric(
+        list(machines), facts, ADDRESSES, {"sparkA": Choice(gid_policy="index", gid_index=4), "sparkB": Choice(gid_policy="index", gid_index=3)}
+    )
     assert found.refusals == []
     assert {name: entry["gid"]["index"] for name, entry in found.nodes.items()} == {"sparkA": 4, "sparkB": 3}
 
@@ -90,7 +92,7 @@ def test_slots_that_move_between_two_runs_are_followed(tmp_path):
 
 def test_link_local_only_is_refused_when_pinned(tmp_path):
     found = plan(group(tmp_path, {"sparkA": LOCAL}), "auto")
-    assert [refusal.id for refusal in found.refusals] == ["fabric.gid.none"]
+    assert [refusal.id for refusal in found.refusals] == ["fabric.gid_none"]
     assert "has the interface an address?" in found.refusals[0].next_step
 
 
@@ -103,23 +105,25 @@ def test_link_local_only_is_a_notice_when_nothing_is_pinned(tmp_path):
 @pytest.mark.parametrize("table", [[*LOCAL, (mapped("198.51.100.99"), V2)], [*LOCAL, (OWN["sparkA"], V1)], [(OWN["sparkA"], UNREADABLE)], []])
 def test_no_slot_with_the_own_address_as_v2_is_refused_when_pinned(tmp_path, table):
     found = plan(group(tmp_path, {"sparkA": table}), "auto")
-    assert [(refusal.id, refusal.node) for refusal in found.refusals] == [("fabric.gid.none", "sparkA")]
+    assert [(refusal.id, refusal.node) for refusal in found.refusals] == [("fabric.gid_none", "sparkA")]
 
 
 def test_one_index_must_hold_on_every_listed_port(tmp_path):
     machines = group(tmp_path)
     twin = mapped("192.0.2.11")
     machines["sparkA"].interface("enP2p1s0f1np1", "192.0.2.11/24").hca("roceP2p1s0f1", "enP2p1s0f1np1", [*LOCAL, (twin, V1), (twin, V2)])
-    machines["sparkB"].interface("enP2p1s0f1np1", "192.0.2.12/24").hca("roceP2p1s0f1", "enP2p1s0f1np1", [*LOCAL, (mapped("192.0.2.12"), V1), (mapped("192.0.2.12"), V2)])
+    machines["sparkB"].interface("enP2p1s0f1np1", "192.0.2.12/24").hca(
+        "roceP2p1s0f1", "enP2p1s0f1np1", [*LOCAL, (mapped("192.0.2.12"), V1), (mapped("192.0.2.12"), V2)]
+    )
     assert plan(machines).refusals == []
     found = plan(machines, "auto")
-    assert [(refusal.id, refusal.node) for refusal in found.refusals] == [("fabric.gid.differs", "sparkA")]
+    assert [(refusal.id, refusal.node) for refusal in found.refusals] == [("fabric.gid_differs", "sparkA")]
     assert "rocep1s0f1: 0 = IB/RoCE v1" in found.refusals[0].found and "roceP2p1s0f1: 0 =" in found.refusals[0].found
 
 
 def test_policy_index_without_an_index_is_refused_with_the_one_that_would_work(tmp_path):
     found = plan(group(tmp_path), "index")
-    assert [refusal.id for refusal in found.refusals] == ["fabric.gid.missing", "fabric.gid.missing"]
+    assert [refusal.id for refusal in found.refusals] == ["fabric.gid_index_missing", "fabric.gid_index_missing"]
     assert "4 would work on this node" in found.refusals[0].next_step
 
 
@@ -145,7 +149,11 @@ TREES = st.dictionaries(st.sampled_from(NAMES), st.tuples(SLOTS, STATES, st.samp
 
 
 @settings(max_examples=150, deadline=None)
-@given(TREES, st.sampled_from([("unpinned", None), ("auto", None), ("index", 0), ("index", 3), ("index", None)]), st.sampled_from(["", "roce", "^=rocep1s0f0", "=rocep1s0f1"]))
+@given(
+    TREES,
+    st.sampled_from([("unpinned", None), ("auto", None), ("index", 0), ("index", 3), ("index", None)]),
+    st.sampled_from(["", "roce", "^=rocep1s0f0", "=rocep1s0f1"]),
+)
 def test_no_tree_crashes_or_yields_a_foreign_gid(tree, gid, hcas):
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(pathlib.Path(folder) / "a")

@@ -66,7 +66,12 @@ def test_no_rdma_tools_or_devices_are_fine(monkeypatch, capsys, tmp_path, device
 
 @pytest.mark.parametrize(
     ("output", "part"),
-    [((1, "", "Object \"-json\" is unknown"), "exit code 1"), ((0, "not json", ""), "not json"), ((0, "{}", ""), "'{}'"), (FileNotFoundError(2, "No such file"), "exit code 127")],
+    [
+        ((1, "", 'Object "-json" is unknown'), "exit code 1"),
+        ((0, "not json", ""), "not json"),
+        ((0, "{}", ""), "'{}'"),
+        (FileNotFoundError(2, "No such file"), "exit code 127"),
+    ],
 )
 def test_an_ip_that_does_not_answer_is_a_refusal(monkeypatch, capsys, tmp_path, output, part):
     dummy, found = run(monkeypatch, capsys, tmp_path, {ADDRESSES: output})

@@ -32,7 +32,8 @@ def test_equal_nodes_have_nothing_to_say(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "notice", "refused"), [(0, False, False), (1.9, False, False), (-1.9, False, False), (5, True, False), (60, True, False), (400, False, True), (-400, False, True)]
+    ("seconds", "notice", "refused"),
+    [(0, False, False), (1.9, False, False), (-1.9, False, False), (5, True, False), (60, True, False), (400, False, True), (-400, False, True)],
 )
 def test_clock(tmp_path, seconds, notice, refused):
     found = parity(seed_pair(tmp_path), {"spark-1": 0.0, "spark-2": seconds})
@@ -50,7 +51,15 @@ def test_kernel_gets_a_notice_for_the_difference_and_one_for_the_bad_release(tmp
 
 @pytest.mark.parametrize(
     ("kernel", "bad"),
-    [("7.0.0-1019-nvidia", True), ("7.0.0-1019", True), ("7.0.0-31-generic", True), ("7.0.0-10190-nvidia", False), ("7.0.0-310-generic", False), ("6.17.0-1032-nvidia", False), ("", False)],
+    [
+        ("7.0.0-1019-nvidia", True),
+        ("7.0.0-1019", True),
+        ("7.0.0-31-generic", True),
+        ("7.0.0-10190-nvidia", False),
+        ("7.0.0-310-generic", False),
+        ("6.17.0-1032-nvidia", False),
+        ("", False),
+    ],
 )
 def test_known_bad_kernels(kernel, bad):
     assert bool(_parity.bad_kernel(kernel)) == bad

@@ -36,7 +36,7 @@ def test_ping_commands_to_the_letter():
     assert _probe.ping_command("enp1s0f0np0", "198.51.100.11", None) == small.split()
 
 
-@pytest.mark.parametrize(("large", "small", "wanted"), [(True, True, None), (False, True, "fabric.rail.mtu"), (False, False, "fabric.rail.silent")])
+@pytest.mark.parametrize(("large", "small", "wanted"), [(True, True, None), (False, True, "fabric.rail_mtu"), (False, False, "fabric.rail_silent")])
 def test_rail_verdicts(large, small, wanted):
     refusal = _probe.judge_rail("spark-2", RAIL, large, small, "message too long, mtu=1500")
     assert (refusal.id if refusal else None) == wanted
@@ -47,10 +47,14 @@ def test_rail_verdicts(large, small, wanted):
 @pytest.mark.parametrize(
     ("number", "state"),
     [
-        (errno.ECONNREFUSED, "refused"), (errno.ETIMEDOUT, "filtered"), (errno.EHOSTUNREACH, "no_route"), (errno.ENETUNREACH, "no_route"),
-        (errno.EPERM, "filtered"), (errno.EADDRNOTAVAIL, "local"),
+        (errno.ECONNREFUSED, "refused"),
+        (errno.ETIMEDOUT, "filtered"),
+        (errno.EHOSTUNREACH, "no_route"),
+        (errno.ENETUNREACH, "no_route"),
+        (errno.EPERM, "filtered"),
+        (errno.EADDRNOTAVAIL, "local"),
     ],
-)  # fmt: skip
+)
 def test_errors_are_told_apart(number, state):
     assert _probe.classify(OSError(number, "x")).state == state
     assert _probe.classify(socket.timeout("timed out")).state == "filtered"
@@ -59,13 +63,17 @@ def test_errors_are_told_apart(number, state):
 @pytest.mark.parametrize(
     ("state", "pings", "part"),
     [
-        ("filtered", True, "allow TCP"), ("refused", True, "a filter on spark-1 rejects it"), ("no_route", True, "since ping does pass"),
-        ("no_route", False, "check fabric addresses"), ("foreign", True, "serve_rendezvous_port"), ("local", True, "check the fabric address of spark-2"),
+        ("filtered", True, "allow TCP"),
+        ("refused", True, "a filter on spark-1 rejects it"),
+        ("no_route", True, "since ping does pass"),
+        ("no_route", False, "check fabric addresses"),
+        ("foreign", True, "serve_rendezvous_port"),
+        ("local", True, "check the fabric address of spark-2"),
     ],
-)  # fmt: skip
+)
 def test_each_state_has_its_next_step(state, pings, part):
     (refusal,) = _probe.judge_meeting("spark-2", "spark-1", "198.51.100.11", 29521, _probe.Answer(state, "detail"), pings)
-    assert refusal.id == f"fabric.meeting.{state}" and part in refusal.next_step and refusal.node == "spark-2"
+    assert refusal.id == f"fabric.meeting_{state}" and part in refusal.next_step and refusal.node == "spark-2"
 
 
 @pytest.mark.parametrize(("clock", "refusals", "notices"), [(0.0, 0, 0), (1.9, 0, 0), (-5.0, 0, 1), (400.0, 1, 0), (-400.0, 1, 0)])
@@ -159,7 +167,7 @@ def test_a_port_that_something_else_holds_is_refused_with_a_way_to_find_it(capsy
         foreign.bind(("127.0.0.1", 0))  # bound, not listening: a stop is refused at once
         port = foreign.getsockname()[1]
         found = run(capsys, state="listening", node="spark-1", address="127.0.0.1", port=port)
-    assert found["refusals"][0]["id"] == "fabric.meeting.held" and f"sport = :{port}" in found["msg"]
+    assert found["refusals"][0]["id"] == "fabric.meeting_held" and f"sport = :{port}" in found["msg"]
 
 
 @pytest.mark.parametrize("check", [False, True])
@@ -180,7 +188,7 @@ def test_the_module_leaves_a_listener_and_takes_it_away(capsys, check):
     assert found["meeting"] == {"state": "open", "detail": "", "clock": 0.0} and found["changed"] is False
     assert run(capsys, state="stopped", **common)["changed"] is False
     time.sleep(0.2)
-    assert "fabric.meeting.refused" in run(capsys, state="probed", node="spark-2", address="127.0.0.1", meeting=meeting)["msg"]
+    assert "fabric.meeting_refused" in run(capsys, state="probed", node="spark-2", address="127.0.0.1", meeting=meeting)["msg"]
 
 
 def test_pings_run_to_the_letter_and_all_faults_are_one_failure(capsys, monkeypatch):
@@ -195,7 +203,7 @@ def test_pings_run_to_the_letter_and_all_faults_are_one_failure(capsys, monkeypa
     second = {**RAIL, "interface": "enP2p1s0f0np0", "peer_interface": "enP2p1s0f1np1", "peer_address": "203.0.113.11"}
     found = run(capsys, state="probed", node="spark-2", address="198.51.100.12", rails=[RAIL, second])
     assert len(calls) == 4 and "-I enP2p1s0f0np0 203.0.113.11" in calls[2]
-    assert [refusal["id"] for refusal in found["refusals"]] == ["fabric.rail.mtu", "fabric.rail.mtu"]
+    assert [refusal["id"] for refusal in found["refusals"]] == ["fabric.rail_mtu", "fabric.rail_mtu"]
     assert "message too long, mtu=1500" in found["msg"] and [rail["small"] for rail in found["rails"]] == [True, True]
 
 

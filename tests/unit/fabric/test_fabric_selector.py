@@ -16,8 +16,8 @@ PORTS = [("rocep1s0f0", 1), ("rocep1s0f1", 1), ("roceP2p1s0f0", 1), ("roceP2p1s0
 COUNTS = {name: 1 for name, dummy in PORTS}
 
 
-def names(text: str, ports=PORTS) -> list[str]:
-    return [name for name, dummy in selector.expand(selector.parse(text), ports).ports]
+def names(text: str) -> list[str]:
+    return [name for name, dummy in selector.expand(selector.parse(text), PORTS).ports]
 
 
 @pytest.mark.parametrize(

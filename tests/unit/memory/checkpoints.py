@@ -70,7 +70,8 @@ class DeepSeek:
         for group in range(self.o_groups):
             found += self.matrix(f"{name}.wo_a.{group}", self.o_lora, group_in, bits)
         found += self.matrix(f"{name}.wo_b", self.hidden, self.o_lora * self.o_groups, bits)
-        return found + native(f"{name}.q_norm.weight", self.q_lora) + native(f"{name}.kv_norm.weight", self.head_dim) + native(f"{name}.attn_sink", self.heads, width=4)
+        found += native(f"{name}.q_norm.weight", self.q_lora) + native(f"{name}.kv_norm.weight", self.head_dim)
+        return found + native(f"{name}.attn_sink", self.heads, width=4)
 
     def indexer(self, name: str, layer: int) -> list[Tensor]:
         found: list[Tensor] = []

@@ -131,7 +131,12 @@ def test_unknown_tokens_are_a_notice():
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({}, []), ({"sequences": 4}, ["More than two sequences"]), ({"sequences": 4, "speculation": "none"}, []), ({"pool": 3 * GIB}, ["A KV pool above 2.5 GiB"])],
+    [
+        ({}, []),
+        ({"sequences": 4}, ["More than two sequences"]),
+        ({"sequences": 4, "speculation": "none"}, []),
+        ({"pool": 3 * GIB}, ["A KV pool above 2.5 GiB"]),
+    ],
 )
 def test_advice(change, said):
     notices = judge(view(125 * GIB), DEEPSEEK, DEEPSEEK_WEIGHTS, deepseek(**change)).notices

@@ -28,7 +28,11 @@ def published(kv):
 
 @pytest.mark.parametrize(
     ("kv", "block_tokens"),
-    [pytest.param(DEEPSEEK, 64, id="774,400 at 2.5 GiB"), pytest.param(GLM, 3584, id="982,612 at 15.67 GiB"), pytest.param(GLM_LATEST, 3584, id="883,552 at 14 GiB")],
+    [
+        pytest.param(DEEPSEEK, 64, id="774,400 at 2.5 GiB"),
+        pytest.param(GLM, 3584, id="982,612 at 15.67 GiB"),
+        pytest.param(GLM_LATEST, 3584, id="883,552 at 14 GiB"),
+    ],
 )
 def test_published_figures(kv, block_tokens):
     serving, pool, tokens = published(kv)

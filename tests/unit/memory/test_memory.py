@@ -309,7 +309,9 @@ def test_guard_needs_nothing_else():
 def test_the_file_is_importable_on_its_own():
     """Standard library only: the node has no ansible_collections."""
     path = pathlib.Path(_memory.__file__)
-    imported = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))}
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     assert imported == {"__future__", "os", "re", "typing"}
     code = f"import sys; sys.path.insert(0, {str(path.parent)!r}); import _memory; print(_memory.gib(1 << 30))"
     assert subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True).stdout == "1.0 GiB\n"

@@ -30,7 +30,7 @@ def disk_dir():
 def write(path: pathlib.Path, size: int) -> pathlib.Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as stream:
-        for dummy in range(size // MIB):
+        for _dummy in range(size // MIB):
             stream.write(os.urandom(4096) * 256)
         stream.write(b"x" * (size % MIB))
     return path

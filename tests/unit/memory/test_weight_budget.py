@@ -149,7 +149,7 @@ def test_glm_published(glm_trees):
 
 def test_scan_of_120_shards_takes_under_a_second(glm_trees):
     best = 10.0
-    for dummy in range(3):
+    for _dummy in range(3):
         begun = time.process_time()  # the time of this work, not of what else the machine does
         tensors, files = scan(glm_trees["model"])
         best = min(best, time.process_time() - begun)
