@@ -18,6 +18,7 @@ display = Display()
 
 ARGUMENTS = {
     "others": {"type": "list", "elements": "dict", "default": []},
+    "accept": {"type": "list", "elements": "str", "default": []},
     "quiet": {"type": "bool", "default": False},
 }
 
@@ -39,7 +40,7 @@ class ActionModule(ActionBase):
             return refused(result, missing, variables)
         found, parity = judge_group(plan, hostvars, facts)
         result.update(changed=False, topology=found.topology, parity=parity.table, refusals=[])
-        refusals = [*found.refusals, *parity.refusals]
+        refusals = [refusal for refusal in [*found.refusals, *parity.refusals] if refusal.id not in arguments["accept"]]
         if refusals:
             return refused(result, refusals, variables)
         name = variables["inventory_hostname"]

@@ -30,8 +30,16 @@ def image_refusals(hostvars: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any])
         found = f"nothing known of {', '.join(unseen)}"
         return format_refusals([Refusal("image.ranks", "", "images of the group", found, "all ranks of the group", "run without --limit")])
     head = images[plan["head"]]
+    if not head.get("present"):
+        return format_refusals([_head_lacks(plan["head"], reference, hostvars)])
     refusals = [_refusal(name, reference, image, head) for name, image in images.items() if _disagrees(image, head)]
     return format_refusals(refusals) if refusals else ""
+
+
+def _head_lacks(name: str, reference: str, hostvars: t.Mapping[str, t.Any]) -> Refusal:
+    error = (hostvars[name].get("__image_pull") or {}).get("pull_error") or {}
+    next_step = "mend the pull, or let it be built: image_build=when_unavailable"
+    return Refusal(f"image.{error.get('kind', 'differs')}", name, f"image {reference}", error.get("text", "no image"), "the image on the head", next_step)
 
 
 def _disagrees(image: t.Mapping[str, t.Any], head: t.Mapping[str, t.Any]) -> bool:

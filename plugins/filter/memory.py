@@ -86,7 +86,8 @@ def _lines(node: str, report: Report) -> list[str]:
     parts = ", ".join(f"{name} {gib(number)}" for name, number in report["items"].items())
     needs = f"; needs {gib(sum(report['items'].values()))}: {parts}" if parts else ""
     tokens = f"; the KV pool holds {report['tokens']:,} tokens" if report["tokens"] else ""
-    first = f"{node}: {level} of {gib(memory['total'])}{needs}{tokens}"
+    after = f"; the verdict is known after: {', '.join(report['known_after'])}" if report["known_after"] else ""
+    first = f"{node}: {level} of {gib(memory['total'])}{needs}{tokens}{after}"
     growing = [f"{node}: {one['name']} ({one['pid']}) grew by {gib(one['grown'])}" for one in report["growing"] if one["grown"] >= 1 << 26]
     return [first, *growing, *(f"{node}: {notice}" for notice in report["notices"])]
 

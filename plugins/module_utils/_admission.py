@@ -134,25 +134,28 @@ def need_of(rule: t.Mapping[str, t.Any], items: t.Mapping[str, int], total: int,
 def _judge_rules(view: View, memory: Memory, serving: Serving, verdict: Verdict) -> None:
     for rule in rules_of(memory):
         need, parts = need_of(rule, verdict.items, view.meminfo.total, serving)
-        if need > view.available:
-            verdict.lacks.append(
-                Lack(
-                    id="memory.headroom",
-                    thing=f"memory by rule {rule['name']!r}",
-                    found=f"{gib(view.available)} available ({view.basis}), {gib(need - view.available)} too little",
-                    wanted=f"{gib(need)}: {parts}",
-                    next_step=_how_to_fit(view, memory, serving, verdict.items),
-                )
-            )
+        if need <= view.available:
+            continue
+        found = f"{gib(view.available)} available ({view.basis}), {gib(need - view.available)} too little"
+        wanted = f"{gib(need)}: {parts}"
+        next_step = _how_to_fit(view, memory, serving, verdict.items)
+        if rule.get("refuse", True):
+            verdict.lacks.append(Lack("memory.headroom", f"memory by rule {rule['name']!r}", found, wanted, next_step))
+        else:
+            verdict.notices.append(f"Rule {rule['name']!r} does not hold: {found}; it wants {wanted}. Safer: {next_step}.")
 
 
 def _how_to_fit(view: View, memory: Memory, serving: Serving, items: t.Mapping[str, int]) -> str:
     safe = largest(view, memory, serving, items)
-    ways = [f"{tenant.key} holds {gib(tenant.bytes)}" for tenant in view.tenants[:3]]
-    text = f"free memory on this node ({'; '.join(ways)})" if ways else "free memory on this node"
-    if serving.get("pool"):
-        return f"{text}, or serve with a smaller KV pool (safe here: {gib(safe['pool'])}) or without speculation"
-    return f"{text}, or serve with a smaller utilisation (safe here: {safe['utilisation']:.2f})"
+    held = "; ".join(f"{tenant.key} holds {gib(tenant.bytes)}" for tenant in view.tenants[:3])
+    ways = [f"free memory on this node ({held})" if held else "free memory on this node"]
+    if serving.get("pool") and safe["pool"] > 0:
+        ways.append(f"serve with a smaller KV pool (safe here: {gib(safe['pool'])})")
+    elif not serving.get("pool") and safe["utilisation"] > 0:
+        ways.append(f"serve with a smaller utilisation (safe here: {safe['utilisation']:.2f})")
+    if serving.get("speculation", "none") != "none":
+        ways.append("serve without speculation")
+    return ", or ".join(ways)
 
 
 def _judge_pool(view: View, memory: Memory, serving: Serving, verdict: Verdict) -> None:

@@ -20,6 +20,7 @@ import struct
 import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Refused
 
 # On disk these are the letters DSV1EN41. Much that is written about the format says DSV41EN1 instead; the reader
 # refuses that spelling without a word and reads the checkpoint.
@@ -36,15 +37,8 @@ LAYOUT = "vllm-hash-head"
 _FIELDS = struct.Struct("<6Q")
 
 
-class Refused(Exception):
-    """The work can't be done; carries every reason. The module adds the node's name."""
-
-    def __init__(self, *refusals: Refusal) -> None:
-        super().__init__("; ".join(refusal.text for refusal in refusals))
-        self.refusals = refusals
-
-
 def refusal(name: str, thing: str, found: str, wanted: str, next_step: str) -> Refusal:
+    """A reason not to go on. Whoever raises it does not know the node's name; the module adds it."""
     return Refusal(f"engram.{name}", "", thing, found, wanted, next_step)
 
 
@@ -87,16 +81,21 @@ class Config:
         return config
 
 
+def _is_count(value: t.Any) -> bool:
+    """JSON's true is a Python integer, and no number here."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _whole_number(keys: t.Mapping[str, t.Any], name: str, least: int) -> int:
-    value = keys.get(name)
-    if type(value) is not int or value < least:
+    value: t.Any = keys.get(name)
+    if not _is_count(value) or value < least:
         raise _bad_key(name, value, f"a whole number, at least {least}")
     return value
 
 
 def _whole_numbers(keys: t.Mapping[str, t.Any], name: str) -> tuple[int, ...]:
     value = keys.get(name)
-    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+    if not isinstance(value, list) or not all(_is_count(item) for item in value):
         raise _bad_key(name, value, "a list of whole numbers")
     return tuple(value)
 
@@ -132,7 +131,7 @@ class Rows(t.NamedTuple):
     high: int
 
     @property
-    def count(self) -> int:
+    def length(self) -> int:
         return self.high - self.low
 
 
@@ -159,7 +158,7 @@ def file_name(layer: int, rank: int, ranks: int) -> str:
 
 def file_size(rows: Rows) -> int:
     """No padding: not between rows, and not at the end."""
-    return HEADER_BYTES + rows.count * ROW_BYTES
+    return HEADER_BYTES + rows.length * ROW_BYTES
 
 
 # The header

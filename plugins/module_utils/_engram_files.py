@@ -28,7 +28,6 @@ from ansible_collections.sparkops.inference.plugins.module_utils._engram import 
     WEIGHT_BYTES,
     Config,
     Header,
-    Refused,
     Rows,
     bucket_sizes,
     file_name,
@@ -39,6 +38,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._engram import 
     refusal,
 )
 from ansible_collections.sparkops.inference.plugins.module_utils._engram_io import ALIGNED_ROWS, DirectFile, EndOfFile, buffer
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Refused
 
 if t.TYPE_CHECKING:
     from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
@@ -74,7 +74,8 @@ def read_source(directory: str, only: t.Sequence[int] = ()) -> tuple[dict[int, T
     config = Config.from_dict(_read_json(directory, "config.json"))
     unknown = [layer for layer in only if layer not in config.layers]
     if unknown:
-        raise Refused(refusal("config", "layers", str(unknown), f"layers of config.json, {list(config.layers)}", "correct engram.layers of the profile"))
+        wanted = f"layers of config.json, {list(config.layers)}"
+        raise Refused(refusal("config", "layers", str(unknown), wanted, "correct engram.layers of the profile"))
     index = _read_json(directory, _manifest.INDEX_NAME)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     manifest = _manifest.load(directory)
@@ -102,19 +103,28 @@ def _read_json(directory: str, name: str) -> t.Any:
         with open(path, encoding="utf-8") as stream:
             return json.load(stream)
     except OSError as exc:
-        raise Refused(refusal("source_missing", path, exc.strerror or str(exc), "a readable file", "run the weights and sync tags first")) from exc
+        raise Refused(_missing(path, exc)) from exc
     except ValueError as exc:
         raise Refused(refusal("source_damaged", path, f"not JSON ({exc})", "a JSON file", _FETCH_AGAIN)) from exc
 
 
+def _missing(path: str, exc: OSError) -> Refusal:
+    return refusal("source_missing", path, exc.strerror or str(exc), "a readable file", "run the weights and sync tags first")
+
+
 def _shard_of(layer: int, weight_map: t.Mapping[str, t.Any]) -> str:
-    shards = [weight_map.get(_tensor(layer, part)) for part in _DTYPES]
-    if not all(isinstance(shard, str) for shard in shards):
-        raise Refused(refusal("source_damaged", f"layer {layer} in {_manifest.INDEX_NAME}", "no Engram tables", "an entry for weight and scale", _FETCH_AGAIN))
+    shards = [str(weight_map.get(_tensor(layer, part), "")) for part in _DTYPES]
+    if not all(shards):
+        where = f"layer {layer} in {_manifest.INDEX_NAME}"
+        raise Refused(refusal("source_damaged", where, "no Engram tables", "an entry for weight and scale", _FETCH_AGAIN))
     if shards[0] != shards[1]:
         found = f"weight in {shards[0]}, scale in {shards[1]}"
-        raise Refused(refusal("split_tables", f"Engram tables of layer {layer}", found, "both in one file, the reader takes no other", "use the original checkpoint"))
-    return _manifest.safe_path(shards[0])
+        wanted = "both in one file, the reader takes no other"
+        raise Refused(refusal("split_tables", f"Engram tables of layer {layer}", found, wanted, "use the original checkpoint"))
+    try:
+        return _manifest.safe_path(shards[0])
+    except _manifest.ManifestError as exc:
+        raise Refused(refusal("source_damaged", _manifest.INDEX_NAME, str(exc), "a file name", _FETCH_AGAIN)) from exc
 
 
 def _tensor(layer: int, part: str) -> str:
@@ -130,11 +140,12 @@ def _read_table(directory: str, shard: str, layer: int, sha256: str | None) -> T
     except _safetensors.BadSafetensors as exc:
         raise Refused(refusal("source_damaged", path, str(exc), "a whole safetensors file", _FETCH_AGAIN)) from exc
     except EndOfFile as exc:
-        raise Refused(refusal("source_damaged", path, exc.strerror, "a whole safetensors file", _FETCH_AGAIN)) from exc
+        raise Refused(refusal("source_damaged", path, str(exc.strerror), "a whole safetensors file", _FETCH_AGAIN)) from exc
     except OSError as exc:
-        raise Refused(refusal("source_missing", path, exc.strerror or str(exc), "a readable file", "run the weights and sync tags first")) from exc
+        raise Refused(_missing(path, exc)) from exc
     if status.st_size < found.file_size:
-        raise Refused(refusal("source_damaged", path, f"{status.st_size} bytes", f"{found.file_size} bytes as its header promises", _FETCH_AGAIN))
+        wanted = f"{found.file_size} bytes as its header promises"
+        raise Refused(refusal("source_damaged", path, f"{status.st_size} bytes", wanted, _FETCH_AGAIN))
     places = {part: _check_tensor(path, found, layer, part) for part in _DTYPES}
     if places["weight"][1] != places["scale"][1]:
         counts = f"{places['weight'][1]} rows of weights, {places['scale'][1]} rows of scales"
@@ -165,10 +176,12 @@ def _check_tensor(path: str, found: _safetensors.Header, layer: int, part: str) 
         raise Refused(refusal("source_damaged", path, f"no tensor {name}", "the tensor that the index promises", _FETCH_AGAIN))
     shape = tensor.get("shape")
     if tensor.get("dtype") != dtype or not isinstance(shape, list) or len(shape) != 2 or shape[1] != width:
-        raise Refused(refusal("source_damaged", f"{name} in {path}", f"{tensor.get('dtype')} {shape}", f"{dtype} [rows, {width}]", "use the original checkpoint"))
+        form = f"{tensor.get('dtype')} {shape}"
+        raise Refused(refusal("source_damaged", f"{name} in {path}", form, f"{dtype} [rows, {width}]", "use the original checkpoint"))
     start, end = tensor["data_offsets"]
     if end - start != shape[0] * width:
-        raise Refused(refusal("source_damaged", f"{name} in {path}", f"{end - start} bytes", f"{shape[0] * width} bytes as its shape promises", _FETCH_AGAIN))
+        wanted = f"{shape[0] * width} bytes as its shape promises"
+        raise Refused(refusal("source_damaged", f"{name} in {path}", f"{end - start} bytes", wanted, _FETCH_AGAIN))
     return found.data_start + start, shape[0]
 
 
@@ -176,7 +189,9 @@ def _check_rows(table: Table, computed: int, configured: int | None) -> None:
     """Three sources must agree, or rows would go to the wrong rank: fluent garbage instead of an error."""
     if table.rows != computed or configured not in (None, computed):
         found = f"{table.rows} in the file, {configured if configured is not None else 'nothing'} in config.json, {computed} computed from the vocabulary"
-        raise Refused(refusal("rows_disagree", f"Engram rows of layer {table.layer}", found, "the same number", "use config.json and shards of the same revision"))
+        raise Refused(
+            refusal("rows_disagree", f"Engram rows of layer {table.layer}", found, "the same number", "use config.json and shards of the same revision")
+        )
 
 
 def same_source(recorded: t.Any, found: dict[str, t.Any]) -> bool:
@@ -349,13 +364,16 @@ def check_directory(directory: str, wanted: dict[str, t.Any], files: t.Sequence[
     if found != wanted and os.path.lexists(path):
         known = found or {}
         difference = ", ".join(f"{key} {known.get(key)}" for key in wanted if known.get(key) != wanted[key]) or "fields that are not known"
-        return [refusal("foreign_layout", directory, f"row files of another layout ({difference})", json.dumps(wanted), "move that directory away, or set engram_root to another place")]
+        next_step = "move that directory away, or set engram_root to another place"
+        return [refusal("foreign_layout", directory, f"row files of another layout ({difference})", json.dumps(wanted), next_step)]
     result = []
     for name in _row_files(directory):
         record = read_record(os.path.join(directory, f"{name}.json"))
         if found is None or record is None:
             about = next((_header_problem(file) or "a right header" for file in files if file.name == name), "another layer, rank or number of ranks")
-            result.append(refusal("foreign_file", os.path.join(directory, name), f"a file that this packer did not make ({about})", "only its own files", "move it away: nothing proves what it was made from"))
+            origin = f"a file that this packer did not make ({about})"
+            next_step = "move it away: nothing proves what it was made from"
+            result.append(refusal("foreign_file", os.path.join(directory, name), origin, "only its own files", next_step))
     return result
 
 

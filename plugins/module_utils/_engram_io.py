@@ -14,6 +14,7 @@ no interpreter lock held.
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -41,10 +42,8 @@ def buffer(size: int) -> mmap.mmap:
     """Page-aligned memory for ``size`` bytes at any offset of a file."""
     memory = mmap.mmap(-1, aligned(size) + ALIGNMENT)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without huge pages
     return memory
 
 
@@ -264,11 +263,8 @@ def be_idle() -> None:
     """Give way to everything else on the node: processor, disk, and memory in need. Inherited by all threads."""
     os.nice(19)
     _disk_idle()
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
-            stream.write("1000")
-    except OSError:
-        pass  # it may only be raised, and someone raised it already
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
+        stream.write("1000")
 
 
 def _disk_idle() -> None:

@@ -21,18 +21,27 @@ import errno
 import fcntl
 import hashlib
 import itertools
-import json
 import os
 import threading
 import time
 import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils import _engram_files as files_
-from ansible_collections.sparkops.inference.plugins.module_utils._engram import HEADER_BYTES, ROW_BYTES, SCALE_BYTES, WEIGHT_BYTES, Refused, Rows, refusal
+from ansible_collections.sparkops.inference.plugins.module_utils._engram import HEADER_BYTES, ROW_BYTES, SCALE_BYTES, WEIGHT_BYTES, Rows, refusal
 from ansible_collections.sparkops.inference.plugins.module_utils._engram_files import Journal, RowFile
-from ansible_collections.sparkops.inference.plugins.module_utils._engram_io import BLOCK_ROWS, DirectFile, EndOfFile, Gate, RowBuffer, Stopped, aligned, be_idle, buffer
+from ansible_collections.sparkops.inference.plugins.module_utils._engram_io import (
+    BLOCK_ROWS,
+    DirectFile,
+    EndOfFile,
+    Gate,
+    RowBuffer,
+    Stopped,
+    aligned,
+    be_idle,
+    buffer,
+)
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import gib, write_json
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused, run_job
 
 # Seconds below the memory floor after which the work ends; the next run resumes it.
 LONGEST_PAUSE = 900
@@ -87,22 +96,22 @@ class Packing:
         return [number for number in range(len(self.file.segments)) if number not in self.journal.hashes]
 
     def done_bytes(self) -> int:
-        return sum(self.file.segments[number].count for number in self.journal.hashes) * ROW_BYTES
+        return sum(self.file.segments[number].length for number in self.journal.hashes) * ROW_BYTES
 
     def pack(self, number: int, buffers: Buffers, gate: Gate) -> None:
         """Make one segment."""
         segment, table = self.file.segments[number], self.file.table
-        scales = self.source.read(buffers.scales, table.scales + segment.low * SCALE_BYTES, segment.count * SCALE_BYTES)
+        scales = self.source.read(buffers.scales, table.scales + segment.low * SCALE_BYTES, segment.length * SCALE_BYTES)
         digest = hashlib.sha256()
         for chunk in chunks(segment, self.chunk_rows):
-            gate.wait(chunk.count * ROW_BYTES)
-            weights = self.source.read(buffers.weights, table.weights + chunk.low * WEIGHT_BYTES, chunk.count * WEIGHT_BYTES)
+            gate.wait(chunk.length * ROW_BYTES)
+            weights = self.source.read(buffers.weights, table.weights + chunk.low * WEIGHT_BYTES, chunk.length * WEIGHT_BYTES)
             first = (chunk.low - segment.low) * SCALE_BYTES
-            self._interleave(buffers.rows, weights, scales[first : first + chunk.count * SCALE_BYTES], digest)
+            self._interleave(buffers.rows, weights, scales[first : first + chunk.length * SCALE_BYTES], digest)
             # The last page of a file is written whole, and cut when the file is finished.
-            self.target.write(buffers.rows.view[: aligned(chunk.count * ROW_BYTES)], self.file.offset(chunk.low))
-            gate.note(chunk.count * ROW_BYTES)
-        self.target.settle(self.file.offset(segment.low), segment.count * ROW_BYTES)
+            self.target.write(buffers.rows.view[: aligned(chunk.length * ROW_BYTES)], self.file.offset(chunk.low))
+            gate.note(chunk.length * ROW_BYTES)
+        self.target.settle(self.file.offset(segment.low), segment.length * ROW_BYTES)
         with self.lock:
             self.journal.note(number, digest.hexdigest())
 
@@ -230,16 +239,13 @@ class Crew:
         looked = time.monotonic()
         while any(thread.is_alive() for thread in threads):
             next(thread for thread in threads if thread.is_alive()).join(0.1)
+            if self.progress:
+                self.progress.done = start + self.gate.done_bytes
             if time.monotonic() - looked >= 1:
                 looked = time.monotonic()
                 paused_since = self._respect_floor(paused_since, looked)
-                self._report(start)
-        self._report(start)
-
-    def _report(self, start: int) -> None:
         if self.progress:
             self.progress.done = start + self.gate.done_bytes
-            self.progress.write()
 
     def _respect_floor(self, paused_since: float | None, now: float) -> float | None:
         """Pause while the model needs the memory; give up when that does not end."""
@@ -264,7 +270,8 @@ def only_one(directory: str) -> t.Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
-            raise Refused(refusal("busy", directory, "another packer at work", "one at a time", "wait for it, or stop its unit (systemctl list-units 'sparkops-engram-*')")) from exc
+            next_step = "wait for it, or stop its unit (systemctl list-units 'sparkops-engram-*')"
+            raise Refused(refusal("busy", directory, "another packer at work", "one at a time", next_step)) from exc
         yield
     finally:
         os.close(handle)
@@ -296,7 +303,7 @@ def _pack_missing(files: t.Sequence[RowFile], crew: Crew) -> None:
             packings.append(Packing(file, crew.tuning.chunk_rows))
         if crew.progress:
             crew.progress.phase = "packing"
-            crew.progress.total = sum(file.rows.count * ROW_BYTES for file in files)
+            crew.progress.total = sum(file.rows.length * ROW_BYTES for file in files)
             crew.progress.done = sum(packing.done_bytes() for packing in packings)
             crew.progress.write()
         pieces = in_turn([[(packing, number) for number in packing.missing()] for packing in packings])
@@ -322,10 +329,13 @@ def explain(exc: OSError, directory: str) -> Refused:
     where = str(exc.filename or directory)
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         found = f"{exc.strerror}; the unfinished files were removed, {gib(files_.free_space(directory))} are free now"
-        return Refused(refusal("space", where, found, "space for the row files of this rank", "see what else filled the disk, then run the pack tag again"))
+        next_step = "see what else filled the disk, then run the pack tag again"
+        return Refused(refusal("space", where, found, "space for the row files of this rank", next_step))
     if isinstance(exc, EndOfFile):
-        return Refused(refusal("source_damaged", where, str(exc.strerror), "a whole safetensors file", "run the weights and sync tags, then the pack tag again"))
-    return Refused(refusal("io", where, exc.strerror or str(exc), "reading and writing without errors", "look at the kernel's log (dmesg), then run the pack tag again: it resumes"))
+        next_step = "run the weights and sync tags, then the pack tag again"
+        return Refused(refusal("source_damaged", where, str(exc.strerror), "a whole safetensors file", next_step))
+    next_step = "look at the kernel's log (dmesg), then run the pack tag again: it resumes"
+    return Refused(refusal("io", where, exc.strerror or str(exc), "reading and writing without errors", next_step))
 
 
 def verify(files: t.Sequence[RowFile], crew: Crew) -> dict[str, list[Rows]]:
@@ -340,7 +350,7 @@ def verify(files: t.Sequence[RowFile], crew: Crew) -> dict[str, list[Rows]]:
         segment = file.segments[number]
         digest = hashlib.sha256()
         for chunk in chunks(segment, crew.tuning.chunk_rows):
-            size = chunk.count * ROW_BYTES
+            size = chunk.length * ROW_BYTES
             crew.gate.wait(size)
             digest.update(sources[file.name].read(buffers.rows.memory, file.offset(chunk.low), size))
             crew.gate.note(size)
@@ -353,7 +363,7 @@ def verify(files: t.Sequence[RowFile], crew: Crew) -> dict[str, list[Rows]]:
             if files_.total_hash(file, records[file.name]["segments"]) != records[file.name]["sha256"]:
                 damaged[file.name] = [file.rows]
         if crew.progress:
-            crew.progress.begin("verifying", sum(file.rows.count * ROW_BYTES for file in cut))
+            crew.progress.begin("verifying", sum(file.rows.length * ROW_BYTES for file in cut))
         crew.run(in_turn([[(file, number) for number in range(len(file.segments))] for file in cut if file.name not in damaged]), check)
     for file in files:
         if file.name in damaged:
@@ -367,30 +377,22 @@ def verify(files: t.Sequence[RowFile], crew: Crew) -> dict[str, list[Rows]]:
 
 def work(request: t.Mapping[str, t.Any], progress: Progress | None = None) -> dict[str, t.Any]:
     """Do what a request asks for. Raises Refused."""
+    if request["priority"] == "idle":
+        be_idle()
     tuning = Tuning(**request.get("tuning") or {})
     planned = files_.plan_files(request["source"], request["directory"], request["rank"], request["tensor_parallel"], request["layers"] or ())
     files = [dataclasses.replace(file, segment_rows=tuning.segment_rows) for file in planned]
     crew = Crew(tuning, Gate(request["rate_limit"]), request["memory_floor"], progress)
-    if request["state"] == "verified":
-        damaged = verify([file for file in files if not files_.problem(file)], crew)
-        return {"state": "verified", "packed": [], "damaged": {name: [list(rows) for rows in found] for name, found in damaged.items()}}
-    layout = files_.layout(request["tensor_parallel"], request["repository"], request["revision"])
-    return {"state": "present", "packed": pack(files, layout, crew), "damaged": {}}
+    try:
+        if request["state"] == "verified":
+            damaged = verify([file for file in files if not files_.problem(file)], crew)
+            return {"state": "verified", "packed": [], "damaged": sorted(damaged)}
+        layout = files_.layout(request["tensor_parallel"], request["repository"], request["revision"])
+        return {"state": "present", "packed": pack(files, layout, crew), "damaged": []}
+    except OSError as exc:
+        raise explain(exc, request["directory"]) from exc
 
 
 def main(arguments: t.Sequence[str]) -> int:
-    """Entry of the unit: the request is a JSON file, and so is the result."""
-    with open(arguments[0], encoding="utf-8") as stream:
-        request = json.load(stream)
-    if request["priority"] == "idle":
-        be_idle()
-    result: dict[str, t.Any] = {"run_id": request["run_id"], "ok": True, "refusals": []}
-    try:
-        try:
-            result.update(work(request, Progress(request["progress"])))
-        except OSError as exc:
-            raise explain(exc, request["directory"]) from exc
-    except Refused as exc:
-        result.update(ok=False, refusals=[item.as_dict() for item in exc.refusals])
-    write_json(request["result"], result)
-    return 0 if result["ok"] else 1
+    """Entry of the unit."""
+    return run_job(arguments[0], work)

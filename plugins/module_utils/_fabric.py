@@ -68,6 +68,7 @@ class Rail(t.NamedTuple):
 
     interface: str
     address: str
+    prefix: int
     mtu: int | None
     hca: str
     link: str
@@ -81,7 +82,7 @@ class Rail(t.NamedTuple):
     peer_half: int
 
     def as_dict(self) -> Record:
-        names = ("interface", "address", "mtu", "hca", "peer", "peer_interface", "peer_address", "peer_mtu", "peer_hca")
+        names = ("interface", "address", "prefix", "mtu", "hca", "peer", "peer_interface", "peer_address", "peer_mtu", "peer_hca")
         return {name: getattr(self, name) for name in names}
 
 
@@ -355,10 +356,14 @@ def holder_of(node: Node, address: str) -> Record:
     return next(entry for entry in node.facts["interfaces"] if any(own["address"] == address for own in entry["addresses"]))
 
 
+def prefix_of(interface: Facts, address: str) -> int:
+    return next(entry["prefix"] for entry in interface["addresses"] if entry["address"] == address)
+
+
 def make_rail(node: Node, peer: Node, port: Facts, other: Facts, one: str, two: str) -> Rail:
     mine, theirs = holder_of(node, one), holder_of(peer, two)
     return Rail(
-        mine["name"], one, mine["mtu"], port_name(port), port["link"], port["half"],
+        mine["name"], one, prefix_of(mine, one), mine["mtu"], port_name(port), port["link"], port["half"],
         peer.name, theirs["name"], two, theirs["mtu"], port_name(other), other["link"], other["half"],
     )
 
@@ -376,7 +381,10 @@ def lay_plain_rails(node: Node, peers: t.Sequence[Node]) -> None:
     for peer in peers:
         if peer.name not in linked and node.home is not None and peer.home is not None:
             node.rails.append(
-                Rail(node.home["name"], node.address, node.home["mtu"], "", "", 0, peer.name, peer.home["name"], peer.address, peer.home["mtu"], "", "", 0)
+                Rail(
+                    node.home["name"], node.address, prefix_of(node.home, node.address), node.home["mtu"], "", "", 0,
+                    peer.name, peer.home["name"], peer.address, peer.home["mtu"], "", "", 0,
+                )
             )
 
 
@@ -434,7 +442,7 @@ def check_mtu(nodes: t.Sequence[Node]) -> None:
                 node.refuse(
                     "fabric.mtu", f"MTU of {rail.interface}", f"{rail.mtu}, but {rail.peer_mtu} on {rail.peer_interface} of {rail.peer}",
                     "the same MTU on both ends",
-                    "set both ends to 9000 in their netplan file, or let the fabric play do it (fabric_configure: true, fabric_mtu: 9000)",
+                    "set both ends to 9000 in their netplan files, or let the fabric play do it (fabric_configure: true, fabric_mtu: 9000)",
                 )
 
 

@@ -161,8 +161,7 @@ def _words(value: t.Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
+class Comparison(t.NamedTuple):
     """Whether two nodes hold the same image, and what says so."""
 
     same: bool

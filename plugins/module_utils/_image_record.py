@@ -43,20 +43,34 @@ class Record:
     def digests(self, image_id: str) -> list[str]:
         return list(self.of(image_id).get("digests", ()))
 
-    def knows(self, image_id: str, digests: t.Collection[str], staging: str | None) -> bool:
+    def shares(self, image_id: str, digests: t.Collection[str], source: t.Mapping[str, t.Any]) -> bool:
+        """Whether the peers may have the image already, with all that is known of it."""
         content = self.read()
-        return image_id in content["images"] and set(digests) <= set(self.digests(image_id)) and content.get("staging") == staging
+        return image_id in content["images"] and set(digests) <= set(self.digests(image_id)) and content.get("source") == source
 
-    def note(self, image_id: str, digests: t.Iterable[str] = (), staging: str | None = None, **more: t.Any) -> None:
+    def share(self, image_id: str, digests: t.Iterable[str], source: t.Mapping[str, t.Any], **more: t.Any) -> None:
+        """Let the peers have an image. ``source`` has the C(staging) directory and the C(socket) of the engine for image_source.py."""
+        self._change(image_id, digests, {"source": dict(source)}, more)
+
+    def note(self, image_id: str, digests: t.Iterable[str] = (), **more: t.Any) -> None:
         """Add what is known about an image; several deployments of a node share the file."""
+        self._change(image_id, digests, {}, more)
+
+    def _change(self, image_id: str, digests: t.Iterable[str], general: t.Mapping[str, t.Any], more: t.Mapping[str, t.Any]) -> None:
         with self._locked():
             content = self.read()
+            content.update(general)
             entry = content["images"].setdefault(image_id, {})
             entry.update(more)
             entry["digests"] = sorted(set(entry.get("digests", ())) | set(digests))
-            if staging is not None:
-                content["staging"] = staging
             write_json(self.path, content)
+            self._give_to_owner()
+
+    def _give_to_owner(self) -> None:
+        """Written by root, it belongs to the account that the state root belongs to, as all in it does."""
+        if os.getuid() == 0:
+            owner = os.stat(os.path.dirname(self.path))
+            os.chown(self.path, owner.st_uid, owner.st_gid)
 
     @contextlib.contextmanager
     def _locked(self) -> t.Iterator[None]:

@@ -60,9 +60,13 @@ def _blocks_of_group(group: t.Mapping[str, t.Any], serving: Serving, length: int
         span = min(group["window"] - 1 + in_flight, length)
         return copies * (_ceil_div(span, group["tokens"]) + 1)
     if kind == "state":
-        drafts = (serving.get("draft_tokens") or 0) if group.get("and_draft_tokens") else 0
-        return copies * (group["blocks"] + drafts)
+        return copies * (group["blocks"] + (_draft_tokens(serving) if group.get("and_draft_tokens") else 0))
     raise KvUnknown(f"a group of kind {kind!r}; known are full, window, state")
+
+
+def _draft_tokens(serving: Serving) -> int:
+    # A number may stand there although nothing is drafted.
+    return 0 if serving.get("speculation", "none") == "none" else serving.get("draft_tokens") or 0
 
 
 def check(kv: KvData | None, serving: Serving) -> None:

@@ -11,6 +11,7 @@ Pure: no I/O and no Ansible. Files are reached through functions that the caller
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import dataclasses
 import ipaddress
@@ -419,10 +420,18 @@ class _Planner:
             wanted = f"{rule['says']} ({rule['reason'].rstrip('.')})"
             if "notice_when" in rule and language.holds(rule["notice_when"], settings):
                 self.notices.append(f"{shown_condition(rule['notice_when'], settings)}: {wanted} [rule {id}].")
-            found = violation(rule, settings, spec)
-            if found is not None and not self._accepted(id, settings, found):
-                next_step = rule.get("next", "leave it at the profile's default")
-                self.refuse(f"rule.{id}", f"rule {id}", found, wanted, f"{next_step}, or accept it with serve_accept_rules: [{id}]")
+            next_step = rule.get("next", "leave it at the profile's default")
+            for node, names in self._views(rule, settings, result):
+                found = violation(rule, names, spec)
+                if found is not None and not self._accepted(id, settings, found):
+                    self.refuse(f"rule.{id}", f"rule {id}", found, wanted, f"{next_step}, or accept it with serve_accept_rules: [{id}]", node)
+
+    def _views(self, rule: t.Mapping[str, t.Any], settings: _Settings, result: dict[str, t.Any]) -> list[tuple[str, t.Mapping[str, t.Any]]]:
+        """The settings that a rule looks at: once for the group, or once for each host when it is about options of single hosts."""
+        asked = {name for name in language.placeholders(rule) if name in self.known}
+        if not any(self.known[name].scope == "node" for name in asked):
+            return [("", settings)]
+        return [(name, collections.ChainMap(result["node_settings"][name], settings)) for name in result["nodes"]]
 
     # -- result ------------------------------------------------------------------------------------------------
 
@@ -581,7 +590,7 @@ def placeholder_node(plan: t.Mapping[str, t.Any], name: str) -> dict[str, t.Any]
     return {
         "state_dir": f"{state_root}/{plan['deployment']}",
         "weights_root": own["weights_root"] or f"{state_root}/weights",
-        "fabric": {"address": plan["addresses"].get(name), "interface": own["fabric_interface"], "hcas": own["fabric_hcas"] or []},
+        "fabric": {"address": plan["addresses"].get(name), "interface": own["fabric_interface"], "hcas": [name.lstrip("=") for name in own["fabric_hcas"] or []]},
     }
 
 

@@ -32,8 +32,9 @@ class LanguageError(ValueError):
 
 def near(name: str, known: t.Iterable[str]) -> str:
     """`` (did you mean …?)`` for a misspelt name, or nothing."""
-    matches = difflib.get_close_matches(name, sorted(known), n=2, cutoff=0.75)
-    return f" (did you mean {' or '.join(matches)}?)" if matches else ""
+    # Only what one slip of the pen explains: names here share long beginnings.
+    matches = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.87)
+    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def placeholders(value: t.Any) -> set[str]:

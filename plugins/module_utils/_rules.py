@@ -37,9 +37,9 @@ def _beyond(limit: t.Any, settings: Names) -> str | None:
             continue
         at_most, at_least = (language.number(item[word], settings) if word in item else None for word in ("at_most", "at_least"))
         if at_most is not None and value > at_most:
-            return f"{item['option']} is {value}; the largest that fits is {math.floor(at_most)}"
+            return f"{item['option']} is {value}; the largest that fits is {math.floor(at_most) if isinstance(value, int) else at_most}"
         if at_least is not None and value < at_least:
-            return f"{item['option']} is {value}; the least is {math.ceil(at_least)}"
+            return f"{item['option']} is {value}; the least is {math.ceil(at_least) if isinstance(value, int) else at_least}"
     return None
 
 

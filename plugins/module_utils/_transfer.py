@@ -216,14 +216,14 @@ class RangeFetcher:
         position = base + self.journal.done[number]
         with contextlib.closing(self.source.stream(position, end, BLOCK)) as blocks:
             for block in blocks:
-                if self._stop.is_set():
-                    return
                 if position + len(block) > end:
                     raise HubError("protocol", "the server sent more than was asked for")
                 _write(handle, block, position)
                 position += len(block)
                 self.journal.note(number, position - base)
                 self.progress(len(block))
+                if self._stop.is_set():
+                    return
         if position < end:
             raise HubError("cut", f"the connection ended at byte {position} of {end}")
 

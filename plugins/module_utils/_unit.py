@@ -162,7 +162,9 @@ def install_code(modules: t.Iterable[types.ModuleType], library: str) -> str:
     with _own_identity():
         for item in modules:
             spec = importlib.util.find_spec(item.__name__)
-            sources[item.__name__.rsplit(".", 1)[1]] = spec.loader.get_source(item.__name__)  # type: ignore[union-attr]
+            source = spec.loader.get_source(item.__name__)  # type: ignore[union-attr]
+        # On a controller the loader is Ansible's own, which gives bytes.
+        sources[item.__name__.rsplit(".", 1)[1]] = source.decode() if isinstance(source, bytes) else source
     digest = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:16]
     root = os.path.join(library, digest)
     if os.path.exists(root):

@@ -75,7 +75,7 @@ engram:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _engram_files
-from ansible_collections.sparkops.inference.plugins.module_utils._engram import Refused
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Refused
 
 
 def main() -> None:

@@ -139,7 +139,7 @@ engram:
   description:
     - What the node has. C(valid) is true when every layer of this rank has a row file that counts; only then may an engine
       be given the C(directory).
-  returned: always
+  returned: when O(state) is V(present) or V(verified)
   type: dict
   sample:
     directory: /var/lib/sparkops/engram/acme--big/0123456789012345678901234567890123456789/tp2
@@ -151,7 +151,7 @@ engram:
     others: []
 packed:
   description: Names of the row files that were made, or would be made in check mode.
-  returned: always
+  returned: when O(state) is V(present) or V(verified)
   type: list
   elements: str
 running:
@@ -183,49 +183,38 @@ import os
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import (
-    _engram,
-    _engram_files,
-    _engram_io,
-    _engram_job,
-    _manifest,
-    _refusal,
-    _safetensors,
-    _unit,
-)
-from ansible_collections.sparkops.inference.plugins.module_utils._engram import Refused, refusal
+from ansible_collections.sparkops.inference.plugins.module_utils import _engram_files, _engram_job, _manifest, _unit
 from ansible_collections.sparkops.inference.plugins.module_utils._engram_files import Look, RowFile
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Refused
 
-CODE = (_refusal, _manifest, _safetensors, _unit, _engram, _engram_io, _engram_files, _engram_job)
 # Passed on to the job as they are.
 JOB_OPTIONS = ("source", "directory", "rank", "tensor_parallel", "repository", "revision", "layers", "state", "rate_limit", "memory_floor", "priority")
 
 
-class Packer:
+class Packer(_unit.LongModule):
     """State of one rank's row files, and the job that mends it."""
 
-    def __init__(self, module: AnsibleModule) -> None:
-        self.module = module
-        self.params = module.params
-        self.job = _unit.Job(module, "engram", module.params["deployment"], module.params["state_dir"], module.params["user"])
+    area = work = "engram"
+    program = _engram_job
 
     def fail(self, refusals: t.Sequence[Refusal]) -> t.NoReturn:
-        named = [dataclasses.replace(item, node=self.params["node"]) for item in refusals]
-        self.module.fail_json(msg=format_refusals(named), refusals=[item.as_dict() for item in named])
+        super().fail([dataclasses.replace(item, node=self.node) for item in refusals])
 
     # What is there
 
     def look(self) -> Look:
         """A few reads of one page: cheap for 100 GB. Raises Refused."""
-        with _unit.identity(self.params["user"]):
-            return _engram_files.look(self.params["source"], self.params["directory"], self.params["rank"], self.params["tensor_parallel"], self.params["layers"])
+        with _unit.identity(self.user):
+            return _engram_files.look(
+                self.params["source"], self.params["directory"], self.params["rank"], self.params["tensor_parallel"], self.params["layers"]
+            )
 
     def refusals(self, look: Look) -> list[Refusal]:
         """All that is in the way, before anything is made."""
         directory = self.params["directory"]
         layout = _engram_files.layout(self.params["tensor_parallel"], self.params["repository"], self.params["revision"])
-        with _unit.identity(self.params["user"]):
+        with _unit.identity(self.user):
             found = _engram_files.check_directory(directory, layout, look.files)
             found += self.folder_refusals() + _engram_files.space_refusals(directory, look.lacking)
         return found + _engram_files.memory_refusals(self.params["memory_floor"])
@@ -237,72 +226,67 @@ class Packer:
         if os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
             return []
         found = f"owned by uid {os.stat(parent).st_uid}, not writable for uid {os.geteuid()}"
-        return [refusal("not_writable", parent, found, "a folder that the account may write", "run the bootstrap play, change the owner, or set engram_root")]
+        return [
+            self.refusal("not_writable", parent, found, "a folder that the account may write", "run the bootstrap play, change the owner, or set engram_root")
+        ]
 
-    # Running
+    def refuse_damage(self, look: Look) -> None:
+        """A file that was once complete and no longer counts. What was never packed is no damage."""
+        broken = [file for file in look.lacking if os.path.exists(file.record) and not os.path.exists(file.journal)]
+        if broken:
+            raise Refused(*(self.damage(file, look.problems[file.name]) for file in broken))
 
-    def begin(self) -> str:
-        with _unit.identity(self.params["user"]):
-            code = _unit.install_code(CODE, os.path.join(self.params["state_root"], "lib"))
-        return self.job.begin(_unit.python_argv(code, "_engram_job"), {name: self.params[name] for name in JOB_OPTIONS})
+    def damage(self, file: RowFile, problem: str) -> Refusal:
+        next_step = "run the pack tag: it packs this file again; look at the disk's health"
+        return self.refusal("damaged", file.path, problem, "the content and the source that were recorded at pack time", next_step)
 
-    def wait_or_return(self, run_id: str | None) -> None:
-        if not self.job.wait(self.params["wait_slice"] or float("inf")):
-            self.module.exit_json(changed=True, running=True, run_id=run_id, progress=self.job.current(), packed=[], known_after=[])
+    def unstable(self, file: RowFile, problem: str) -> Refusal:
+        next_step = "find out what changes the source or the file at the same time, then run the pack tag again"
+        return self.refusal("unstable", file.path, problem, "a row file that counts, just after packing", next_step)
 
-    def finish(self, run_id: str | None) -> dict[str, t.Any]:
-        """The outcome of a run that has ended."""
-        self.wait_or_return(run_id)
-        outcome = self.job.outcome(run_id)
-        if outcome is None:
-            said = _unit.last_lines(self.module, self.job.name) or "none"
-            self.fail([refusal("job_died", f"unit {self.job.name}", f"ended without a result; its last lines: {said}", "a finished run", "run the pack tag again: it goes on where this run stopped")])
-        if not outcome["ok"]:
-            self.fail([Refusal(**item) for item in outcome["refusals"]])
-        if outcome["damaged"]:
-            self.fail([self.damage(name, rows) for name, rows in outcome["damaged"].items()])
-        return outcome
+    # What is done
 
-    def damage(self, name: str, rows: t.Sequence[t.Sequence[int]]) -> Refusal:
-        where = ", ".join(f"[{low},{high})" for low, high in rows)
-        path = os.path.join(self.params["directory"], name)
-        return refusal("damaged", path, f"another content than was packed, in rows {where}", "the hash recorded at pack time", "run the pack tag: it packs this file again; look at the disk's health")
+    def present(self) -> dict[str, t.Any]:
+        try:
+            return self.mended()
+        except Refused as exc:
+            self.fail(exc.refusals)
 
-    def earlier_run(self) -> dict[str, t.Any] | None:
-        """The outcome of the run that is asked for, or of one that is found at work."""
-        if self.params["run_id"]:
-            return self.finish(self.params["run_id"])
-        if not self.module.check_mode and self.job.running():
-            return self.finish(self.job.current_run())
-        return None
-
-    def run(self) -> dict[str, t.Any]:
+    def mended(self) -> dict[str, t.Any]:
         wanted = self.params["state"]
-        outcome = self.earlier_run()
+        outcome = self.earlier()
         if not outcome or outcome["state"] != wanted:
-            try:
-                look = self.look()
-            except Refused as exc:
-                if self.module.check_mode and {item.id for item in exc.refusals} == {"engram.source_missing"}:
-                    return self.result(None, changed=wanted == "present", known_after=["weights", "sync"])
-                raise
-            if wanted == "present" and not look.lacking:
-                return self.result(look)
-            problems = self.refusals(look) if wanted == "present" else []
-            if problems:
-                raise Refused(*problems)
-            if self.module.check_mode:
-                return self.result(look, packed=[file.name for file in look.lacking] if wanted == "present" else [])
-            outcome = self.finish(self.begin())
+            answer = self.without_work()
+            if answer is not None:
+                return answer
+            outcome = self.end_of(self.begin({name: self.params[name] for name in JOB_OPTIONS}))
         look = self.look()
         if wanted == "present" and look.lacking:
             raise Refused(*(self.unstable(file, look.problems[file.name]) for file in look.lacking))
-        return self.result(look, packed=outcome["packed"])
+        if wanted == "verified":
+            self.refuse_damage(look)
+        return self.answer(look, packed=outcome["packed"])
 
-    def unstable(self, file: RowFile, problem: str) -> Refusal:
-        return refusal("unstable", file.path, problem, "a row file that counts, just after packing", "find out what changes the source or the file at the same time, then run the pack tag again")
+    def without_work(self) -> dict[str, t.Any] | None:
+        """The answer when nothing needs to run, or may. Raises Refused, before anything is made."""
+        try:
+            look = self.look()
+        except Refused as exc:
+            if self.module.check_mode and {item.id for item in exc.refusals} == {"engram.source_missing"}:
+                return self.answer(None, changed=self.params["state"] == "present", known_after=["weights", "sync"])
+            raise
+        if self.params["state"] == "verified":
+            self.refuse_damage(look)
+            nothing = self.module.check_mode or len(look.lacking) == len(look.files)
+            return self.answer(look) if nothing else None
+        if not look.lacking:
+            return self.answer(look)
+        problems = self.refusals(look)
+        if problems:
+            raise Refused(*problems)
+        return self.answer(look, packed=[file.name for file in look.lacking]) if self.module.check_mode else None
 
-    def result(self, look: Look | None, packed: t.Sequence[str] = (), changed: bool = False, known_after: t.Sequence[str] = ()) -> dict[str, t.Any]:
+    def answer(self, look: Look | None, packed: t.Sequence[str] = (), changed: bool = False, known_after: t.Sequence[str] = ()) -> dict[str, t.Any]:
         return {
             "changed": changed or bool(packed),
             "engram": look.report() if look else _engram_files.nothing(self.params["directory"], "the Engram source is not on this node yet"),
@@ -311,16 +295,11 @@ class Packer:
             "known_after": list(known_after),
         }
 
-    def cancel(self) -> dict[str, t.Any]:
-        running = self.job.running()
-        if running and not self.module.check_mode:
-            _unit.stop(self.module, self.job.name)
-        return {"changed": running, "packed": [], "running": False, "known_after": []}
-
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            **_unit.long_options(),
             "source": {"type": "path", "required": True},
             "directory": {"type": "path", "required": True},
             "rank": {"type": "int", "required": True},
@@ -332,24 +311,11 @@ def main() -> None:
             "rate_limit": {"type": "int", "default": 0},
             "memory_floor": {"type": "int", "default": 2147483648},
             "priority": {"type": "str", "choices": ["idle", "normal"], "default": "idle"},
-            "deployment": {"type": "str", "required": True},
-            "state_dir": {"type": "path", "required": True},
-            "state_root": {"type": "path", "required": True},
-            "node": {"type": "str", "required": True},
-            "user": {"type": "str", "default": ""},
-            "wait_slice": {"type": "int", "default": 0},
-            "run_id": {"type": "str"},
         },
         supports_check_mode=True,
     )
     packer = Packer(module)
-    try:
-        result = packer.cancel() if module.params["state"] == "cancelled" else packer.run()
-    except Refused as exc:
-        packer.fail(exc.refusals)
-    except _unit.UnitError as exc:
-        packer.fail([refusal("unit", f"unit {packer.job.name}", str(exc), "a transient systemd unit", "check systemd on the node")])
-    module.exit_json(**result)
+    packer.main(packer.present)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ options:
     type: list
     elements: dict
     default: []
+  accept:
+    description: Ids of refusals that are no reason to fail here, because the caller is about to mend them.
+    type: list
+    elements: str
+    default: []
   quiet:
     description: Whether to keep the notices out of the output.
     type: bool

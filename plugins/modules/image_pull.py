@@ -375,11 +375,11 @@ class ImagePull:
             self.changed = True
             if not self.module.check_mode:
                 self.api.call("POST", f"/images/{image.id}/tag", query={"repo": self.reference.name, "tag": self.reference.tag or "latest"})
-        staging = self.params["staging"]
-        if self.params["shared"] and not self.record.knows(image.id, image.digests, staging):
+        source = {"staging": self.params["staging"], "socket": self.api.socket_path}
+        if self.params["shared"] and not self.record.shares(image.id, image.digests, source):
             self.changed = True
             if not self.module.check_mode:
-                self.record.note(image.id, image.digests, staging, reference=self.reference.tagged, identity=image.identity)
+                self.record.share(image.id, image.digests, source, reference=self.reference.tagged, identity=image.identity)
 
     def lack(self, kind: str, text: str) -> None:
         """No image. Another rank may ship it, but another platform stays wrong wherever it comes from."""

@@ -378,7 +378,10 @@ class Headroom:
     def existing_trees(self) -> list[str]:
         return [path for path in self.params["trees"].values() if os.path.isdir(path)]
 
-    def evictable(self) -> int:
+    def evictable(self, meminfo: _memory.Meminfo) -> int:
+        """Cached bytes of the weights. It costs a second for 200 GiB, so only where there is cache, and what was given up is gone."""
+        if self.evicted or meminfo.available - meminfo.free < _memory.GIB:
+            return 0
         try:
             return sum(_page_cache.resident_in([path]) for path in self.existing_trees())
         except OSError:
@@ -442,7 +445,7 @@ class Headroom:
             own_guards=self.own_guards(),
             shm_limit=self.shm_limit(meminfo.total),
             floor=self.params["floor"],
-            evictable=self.evictable() if basis == "measured" else 0,
+            evictable=self.evictable(meminfo) if basis == "measured" else 0,
             arc=_memory.read_arc(self.proc("spl", "kstat", "zfs", "arcstats")),
         )
 

@@ -30,9 +30,15 @@ class ProfileFiles:
         own = [os.path.join(base, os.path.expanduser(path)) for path in paths]
         beside = [os.path.join(directory, "profiles") for directory in inventory_directories]
         self.directories = [os.path.join(_ROLE_FILES, "profiles"), *own, *beside]
+        self._read: dict[str, dict[str, t.Any] | None] = {}
 
     def find(self, name: str) -> dict[str, t.Any] | None:
         """The data of a profile's file, None when there is none."""
+        if name not in self._read:
+            self._read[name] = self._find(name)
+        return self._read[name]
+
+    def _find(self, name: str) -> dict[str, t.Any] | None:
         for directory in self.directories:
             for suffix in _SUFFIXES:
                 path = os.path.join(directory, name + suffix)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # Copyright: (c) 2026, The sparkops.inference authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
@@ -27,19 +26,8 @@ import tempfile
 import time
 import typing as t
 
-from ansible_collections.sparkops.inference.plugins.module_utils import (
-    _engram,
-    _engram_files,
-    _engram_io,
-    _engram_job,
-    _manifest,
-    _page_cache,
-    _refusal,
-    _safetensors,
-    _unit,
-)
+from ansible_collections.sparkops.inference.plugins.module_utils import _engram, _engram_files, _engram_job, _page_cache, _unit
 
-CODE = (_refusal, _manifest, _safetensors, _unit, _engram, _engram_io, _engram_files, _engram_job)
 LAYERS = (1, 14)
 MIB = 2**20
 
@@ -128,7 +116,7 @@ class Contest:
         self.tables = make_source(self.source, size)
         self.bytes = sum(_engram.HEADER_BYTES + table.rows * _engram.ROW_BYTES for table in self.tables.values())
         write_noise(folder / "plain", b"", self.bytes, os.urandom(8 * MIB))
-        self.code = _unit.install_code(CODE, str(folder / "lib"))
+        self.code = _unit.install_code(_unit.loaded_code(), str(folder / "lib"))
         self.tuning = tuning
 
     def dd(self) -> Measured:
@@ -147,7 +135,14 @@ class Contest:
         (self.folder / "looped").mkdir()
         return measure(
             *[
-                [sys.executable, "-c", NUMPY_LOOP, table.path, str(self.folder / "looped" / str(layer)), *map(str, (table.rows, table.weights, table.scales, 262144))]
+                [
+                    sys.executable,
+                    "-c",
+                    NUMPY_LOOP,
+                    table.path,
+                    str(self.folder / "looped" / str(layer)),
+                    *map(str, (table.rows, table.weights, table.scales, 262144)),
+                ]
                 for layer, table in self.tables.items()
             ]
         )
@@ -221,7 +216,13 @@ def show(rounds: dict[str, list[Measured]], size: int, cached: float) -> dict[st
         cpu = statistics.median(item.processor_seconds for item in items)
         each = " ".join(f"{item.seconds:.2f}" for item in items)
         print(f"{way:<12} {seconds:8.2f} {size / seconds / 1e9:6.2f} {base / seconds:6.2f} {cpu:6.2f} {peak:9.0f}  {each}")
-        report["ways"][way] = {"seconds": seconds, "rate_of_dd": base / seconds, "processor_seconds": cpu, "peak_mib": peak, "rounds": [item.seconds for item in items]}
+        report["ways"][way] = {
+            "seconds": seconds,
+            "rate_of_dd": base / seconds,
+            "processor_seconds": cpu,
+            "peak_mib": peak,
+            "rounds": [item.seconds for item in items],
+        }
     print(f"page cache of source and row files after packing: {cached:.1f} MiB")
     return report
 

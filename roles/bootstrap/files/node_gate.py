@@ -19,7 +19,7 @@ import re
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-CONTROL = re.compile(r"^(state|start|stop) ([A-Za-z0-9][A-Za-z0-9_.-]*)$")
+CONTROL = re.compile(r"(state|start|stop) ([A-Za-z0-9][A-Za-z0-9_.-]*)")
 
 
 def refuse(reason):
@@ -41,7 +41,7 @@ def main():
         refuse("usage: node_gate.py STATE_ROOT WEIGHTS_ROOT")
     state_root, weights_root = sys.argv[1:]
     command = os.environ.get("SSH_ORIGINAL_COMMAND", "")
-    order = CONTROL.match(command)
+    order = CONTROL.fullmatch(command)
     if order is None:
         os.execv(sys.executable, [sys.executable, os.path.join(HERE, "source_gate.py"), weights_root])
     verb, deployment = order.groups()

@@ -63,8 +63,9 @@ def read_record() -> dict[str, t.Any]:
         return json.load(stream)
 
 
-def staging() -> str:
-    return read_record().get("staging") or os.path.join(state_root(), "image-ship")
+def source() -> dict[str, t.Any]:
+    """Where the engine is and where archives go."""
+    return {"socket": DEFAULT_SOCKET, "staging": os.path.join(state_root(), "image-ship"), **read_record().get("source", {})}
 
 
 def allowed_image(api: DockerApi, image_id: str) -> dict[str, t.Any]:
@@ -149,7 +150,7 @@ def image_stream(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
 
 def image_archive(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
     document = allowed_image(api, image_id)
-    folder = staging()
+    folder = source()["staging"]
     os.makedirs(folder, mode=0o700, exist_ok=True)
     name = document["Id"].partition(":")[2] + ".tar"
     path = os.path.join(folder, name)
@@ -223,13 +224,13 @@ def image_rsync(api: DockerApi, out: t.BinaryIO, *words: str) -> None:
     program = shutil.which("rsync")
     if program is None:
         raise Refused("rsync is not installed on this node")
-    os.chdir(staging())
+    os.chdir(source()["staging"])
     os.execv(program, [program, *words])
 
 
 def image_done(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
     document = allowed_image(api, image_id)
-    remove_archive(os.path.join(staging(), document["Id"].partition(":")[2] + ".tar"))
+    remove_archive(os.path.join(source()["staging"], document["Id"].partition(":")[2] + ".tar"))
     frame(out, done=True)
 
 
@@ -247,8 +248,8 @@ def main(words: list[str]) -> int:
     if not words or words[0] not in VERBS:
         sys.stderr.write(f"sparkops: refused: not one of {', '.join(VERBS)}\n")
         return 126
-    api = DockerApi(DEFAULT_SOCKET)
     try:
+        api = DockerApi(source()["socket"])
         if not usable(api):
             return as_root(words)
         VERBS[words[0]](api, sys.stdout.buffer, *words[1:])

@@ -115,7 +115,7 @@ class Images:
         else:
             words = [f"--customize-hook={hook}" for hook in hooks]
         environment = {**os.environ, "TMPDIR": str(work), "WORK": str(work)}
-        run(["mmdebstrap", "--quiet", "--mode=root", f"--variant={variant}", "--components=main", f"--include={','.join(packages)}", *words, SUITE, tar],
+        run(["mmdebstrap", "--quiet", "--mode=root", "--dpkgopt=force-unsafe-io", f"--variant={variant}", "--components=main", f"--include={','.join(packages)}", *words, SUITE, tar],
             environment=environment)
         return tar
 

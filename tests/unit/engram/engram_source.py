@@ -34,7 +34,7 @@ def safetensors(tensors: t.Sequence[tuple[str, str, list[int], bytes]], extra_pa
         position += len(data)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8 + extra_padding)
-    return len(text).to_bytes(8, "little") + text + b"".join(data for unused, unused2, unused3, data in tensors)
+    return len(text).to_bytes(8, "little") + text + b"".join(data for _name, _dtype, _shape, data in tensors)
 
 
 def layer_tensors(layer: int, rows: int, order: t.Sequence[str] = ("q_weight", "weight", "scale"), data: t.Callable[[str, int], bytes] = stream):
@@ -78,7 +78,7 @@ def write_checkpoint(
         shard = SHARDS.get(layer, f"model-{layer:05d}-of-99999.safetensors")
         tensors = layer_tensors(layer, count, orders[layer])
         (folder / shard).write_bytes(safetensors(tensors, extra_padding))
-        weight_map.update({name: shard for name, unused, unused2, unused3 in tensors})
+        weight_map.update({name: shard for name, _dtype, _shape, _data in tensors})
     (folder / "model.safetensors.index.json").write_bytes(compact({"metadata": {}, "weight_map": weight_map}))
 
 
@@ -104,9 +104,9 @@ def oracle_buckets(layers: t.Sequence[int], vocabulary: int, heads: int, longest
     result: dict[int, list[int]] = {}
     for layer in layers:
         result[layer] = []
-        for order in range(2, longest_ngram + 1):
+        for _order in range(2, longest_ngram + 1):
             current = vocabulary - 1
-            for head in range(heads):
+            for _head in range(heads):
                 current = next_unused_prime(current, used)
                 used.add(current)
                 result[layer].append(current)

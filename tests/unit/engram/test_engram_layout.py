@@ -12,6 +12,7 @@ import pathlib
 import engram_source as oracle
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _engram as engram
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,17 +71,17 @@ def test_buckets_agree_with_the_word_for_word_search(vocabulary, heads, longest_
 def test_ranks_cover_all_rows_once(sizes, ranks):
     share = -(-len(sizes) // ranks)
     if (ranks - 1) * share >= len(sizes):
-        with pytest.raises(engram.Refused, match="leaves a rank without rows"):
+        with pytest.raises(Refused, match="leaves a rank without rows"):
             engram.rank_rows(sizes, 0, ranks)
         return
     rows = [engram.rank_rows(sizes, rank, ranks) for rank in range(ranks)]
     assert rows[0].low == 0
     assert rows[-1].high == sum(sizes)
-    assert all(left.high == right.low and left.count > 0 for left, right in zip(rows, rows[1:]))
+    assert all(left.high == right.low and left.length > 0 for left, right in zip(rows, rows[1:]))
 
 
 def test_five_ranks_of_eight_columns_are_refused():
-    with pytest.raises(engram.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         engram.rank_rows(VECTORS["synthetic"]["buckets"]["1"], 0, 5)
     assert caught.value.refusals[0].id == "engram.ranks"
     assert "5 for 8 hash heads" in caught.value.refusals[0].found
@@ -96,7 +97,7 @@ def test_header_bytes():
     raw = WANTED.pack()
     assert len(raw) == 4096
     assert raw[:8] == b"DSV1EN41"
-    assert raw[:64].hex() == "44535631454e3431" "0100000000000000" "0000000000000000" "7206000000000000" "440d000000000000" "0801000000000000" + "00" * 16
+    assert raw[:64].hex() == "44535631454e3431010000000000000000000000000000007206000000000000440d0000000000000801000000000000" + "00" * 16
 
 
 def test_right_header_has_no_problem():
@@ -136,7 +137,9 @@ def test_short_and_dirty_headers():
 KEYS = {"engram_layer_ids": [1, 14], "engram_vocab_size": 400, "engram_n_heads": 4, "engram_max_ngram_size": 3}
 
 
-@pytest.mark.parametrize("content", [KEYS, {"text_config": KEYS}, {"text_config": {"hidden_size": 1}, **KEYS}], ids=["flat", "nested", "flat beside text_config"])
+@pytest.mark.parametrize(
+    "content", [KEYS, {"text_config": KEYS}, {"text_config": {"hidden_size": 1}, **KEYS}], ids=["flat", "nested", "flat beside text_config"]
+)
 def test_both_forms_of_config(content):
     assert engram.Config.from_dict(content) == SYNTHETIC
 
@@ -157,14 +160,14 @@ def test_both_forms_of_config(content):
     ids=str,
 )
 def test_bad_config_names_the_key(change):
-    with pytest.raises(engram.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         engram.Config.from_dict({**KEYS, **change})
     assert next(iter(change)) in caught.value.refusals[0].thing
 
 
 @pytest.mark.parametrize("content", [None, [], {}, {"text_config": None}], ids=str)
 def test_config_of_another_model(content):
-    with pytest.raises(engram.Refused, match="engram_layer_ids"):
+    with pytest.raises(Refused, match="engram_layer_ids"):
         engram.Config.from_dict(content)
 
 

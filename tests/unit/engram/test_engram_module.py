@@ -22,7 +22,7 @@ INSTALL = """
 import sys
 from ansible_collections.sparkops.inference.plugins.module_utils import _unit
 from ansible_collections.sparkops.inference.plugins.modules import engram_pack
-print(_unit.install_code(engram_pack.CODE, sys.argv[1]))
+print(_unit.install_code(_unit.loaded_code(), sys.argv[1]))
 """
 
 
@@ -40,9 +40,19 @@ def fixture_call(tmp_path, monkeypatch, capsys, code):
     monkeypatch.setattr(_unit, "install_code", lambda modules, library: code)
     (tmp_path / "state").mkdir()
     defaults = {
-        "source": str(tmp_path / "source"), "directory": str(tmp_path / "engram" / "tp2"), "rank": 0, "tensor_parallel": 2, "repository": "acme/big", "revision": "0" * 40,
-        "deployment": "big", "state_dir": str(tmp_path / "state" / "big"), "state_root": str(tmp_path / "state"), "node": "spark-1", "memory_floor": 0, "priority": "normal",
-    }  # fmt: skip
+        "source": str(tmp_path / "source"),
+        "directory": str(tmp_path / "engram" / "tp2"),
+        "rank": 0,
+        "tensor_parallel": 2,
+        "repository": "acme/big",
+        "revision": "0" * 40,
+        "deployment": "big",
+        "state_dir": str(tmp_path / "state" / "big"),
+        "state_root": str(tmp_path / "state"),
+        "node": "spark-1",
+        "memory_floor": 0,
+        "priority": "normal",
+    }
 
     def call(check=False, **more):
         with patch_module_args({**defaults, **more, "_ansible_check_mode": check}), pytest.raises(SystemExit):
@@ -78,7 +88,13 @@ def test_check_mode_before_the_source_is_there(call):
     predicted = call(check=True)
     assert predicted["changed"]
     assert predicted["known_after"] == ["weights", "sync"]
-    assert predicted["engram"] == {"directory": predicted["engram"]["directory"], "valid": False, "reason": "the Engram source is not on this node yet", "layers": {}, "others": []}
+    assert predicted["engram"] == {
+        "directory": predicted["engram"]["directory"],
+        "valid": False,
+        "reason": "the Engram source is not on this node yet",
+        "layers": {},
+        "others": [],
+    }
 
 
 def test_missing_source_is_refused_with_the_node(call):
@@ -102,7 +118,7 @@ def test_too_many_ranks(source, call):
 
 def test_job_that_dies_says_so(source, call, monkeypatch):
     monkeypatch.setattr(_unit.Job, "_foreground", lambda self, command: None)
-    monkeypatch.setattr(_unit, "last_lines", lambda module, name: "Killed")
+    monkeypatch.setattr(_unit.Job, "last_words", lambda self: "Killed")
     answer = call()
     assert answer["refusals"][0]["id"] == "engram.job_died"
     assert "Killed" in answer["msg"]
@@ -131,6 +147,7 @@ def test_verify(source, call, tmp_path):
     assert answer["refusals"][0]["id"] == "engram.damaged"
     assert NAMES[1] in answer["msg"]
     assert "[0,1830)" in answer["msg"]
+    assert call(state="verified", check=True)["refusals"][0]["id"] == "engram.damaged"  # it stays known until it is mended
     repaired = call()
     assert repaired["packed"] == [NAMES[1]]
     assert repaired["engram"]["valid"]
@@ -156,7 +173,9 @@ def test_running_work_is_attached_to_in_slices(source, call, monkeypatch, tmp_pa
     answer = call(wait_slice=1)
     assert (answer["running"], answer["run_id"], answer["changed"]) == (True, "r7", True)
     running[0] = False
-    (job / "result.json").write_text(json.dumps({"run_id": "r7", "ok": True, "refusals": [], "state": "verified", "packed": [], "damaged": {}}), encoding="utf-8")
+    (job / "result.json").write_text(
+        json.dumps({"run_id": "r7", "ok": True, "refusals": [], "state": "verified", "packed": [], "damaged": []}), encoding="utf-8"
+    )
     answer = call(run_id="r7")  # it was a verification; what is missing is packed now
     assert answer["packed"] == NAMES
 
@@ -198,7 +217,7 @@ def test_every_refusal_is_documented():
     with open(os.path.join(root, "docs", "refusals", "engram.yml"), encoding="utf-8") as stream:
         documented = {item["id"] for item in yaml.safe_load(stream)}
     used = set()
-    for folder, name in (("module_utils", "_engram"), ("module_utils", "_engram_files"), ("module_utils", "_engram_job"), ("modules", "engram_pack")):
+    for folder, name in (("module_utils", "_engram"), ("module_utils", "_engram_files"), ("module_utils", "_engram_job"), ("module_utils", "_unit"), ("modules", "engram_pack")):
         with open(os.path.join(root, "plugins", folder, f"{name}.py"), encoding="utf-8") as stream:
             text = stream.read()
         used |= {f"engram.{part.split(chr(34))[1]}" for part in text.replace("\n", " ").split("refusal(")[1:] if part.lstrip().startswith('"')}

@@ -28,8 +28,8 @@ def plan_for(addresses=None, **own):
     }
 
 
-def run(host, plan, hostvars, others=(), play_hosts=None):
-    task = types.SimpleNamespace(args={"others": list(others)}, async_val=0, action="fabric_plan", diff=False, check_mode=False)
+def run(host, plan, hostvars, others=(), play_hosts=None, accept=()):
+    task = types.SimpleNamespace(args={"others": list(others), "accept": list(accept)}, async_val=0, action="fabric_plan", diff=False, check_mode=False)
     shell = types.SimpleNamespace(tmpdir=None, _IS_WINDOWS=False)
     action = ActionModule(task, types.SimpleNamespace(_shell=shell), types.SimpleNamespace(), None, None, None)
     variables = {"spark_plan": plan, "hostvars": hostvars, "inventory_hostname": host, "ansible_play_hosts": play_hosts or NODES}
@@ -85,3 +85,11 @@ def test_a_rank_that_was_not_read_is_named(hostvars):
 def test_a_host_that_is_no_rank_gets_an_empty_choice(hostvars):
     hostvars["other"] = {}
     assert run("other", plan_for(), hostvars)["fabric"] == {}
+
+
+def test_what_the_caller_will_mend_is_accepted(hostvars):
+    for interface in hostvars["spark-2"]["__fabric_read"]["fabric"]["interfaces"]:
+        interface["mtu"] = 1500
+    assert {refusal["id"] for refusal in run("spark-1", plan_for(), hostvars)["refusals"]} == {"fabric.mtu"}
+    found = run("spark-1", plan_for(), hostvars, accept=["fabric.mtu"])
+    assert "failed" not in found and len(found["fabric"]["rails"]) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from ansible_collections.sparkops.inference.plugins.module_utils._fabric import Choice, plan_fabric
 
-from fabric_trees import SEED_ADDRESSES, Machine, put, seed_pair, spark, table_of
+from fabric_trees import DATA, SEED_ADDRESSES, Machine, links_from_brief, put, seed_pair, spark, table_of
 
 PEER_PAIR = ["rocep1s0f1", "roceP2p1s0f1"]
 
@@ -190,6 +190,7 @@ def test_without_a_choice_the_seed_pair_uses_both_halves(tmp_path):
     assert found.nodes["spark-2"]["rails"][1] == {
         "interface": "enP2p1s0f0np0",
         "address": "203.0.113.12",
+        "prefix": 24,
         "mtu": 9000,
         "hca": "roceP2p1s0f0",
         "peer": "spark-1",
@@ -210,6 +211,21 @@ def test_the_template_port_on_the_other_kit_is_refused_naming_the_port_with_the_
 def test_ports_of_different_halves_have_no_common_rail(tmp_path):
     found = plan(seed_pair(tmp_path), choices={"spark-1": Choice(hcas="rocep1s0f1"), "spark-2": Choice(hcas="roceP2p1s0f0")})
     assert ids(found) == [("spark-1", "fabric.rails")]
+
+
+def test_a_captured_pair_plans_both_halves(tmp_path):
+    """P1 of the captures: one cable in port 0 of both machines, a network per half, Docker and a VPN beside."""
+    machines = {}
+    for name in ("head", "worker"):
+        machine = Machine(tmp_path / name).capture(f"p1_{name}_rdma.sysfs")
+        machine.links = links_from_brief((DATA / f"p1_{name}_ip_br_addr.txt").read_text(encoding="utf-8"))
+        machines[name] = machine
+    addresses = {"head": "192.168.100.10", "worker": "192.168.100.11"}
+    found = plan(machines, addresses, {name: Choice(gid_policy="auto") for name in machines}, topology="pair")
+    assert found.refusals == []
+    for name in machines:
+        assert found.nodes[name]["selector"] == "=rocep1s0f0,roceP2p1s0f0" and found.nodes[name]["interface"] == "enp1s0f0np0"
+        assert found.nodes[name]["gid"]["now"] == 3
 
 
 # --- addresses -------------------------------------------------------------------------------------------------

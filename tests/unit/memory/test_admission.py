@@ -5,18 +5,16 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 
 import pytest
-import yaml
 from ansible_collections.sparkops.inference.plugins.module_utils._admission import View, budget_items, judge, need_of, rules_of
 from ansible_collections.sparkops.inference.plugins.module_utils._memory import Guard, Meminfo, Tenant, gib
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profile_data import memory_of
 
 GIB, KIB = 1 << 30, 1 << 10
-PROFILES = yaml.safe_load((pathlib.Path(__file__).parent / "memory_profiles.yml").read_text())
-DEEPSEEK, GLM = PROFILES["deepseek_v41_flash_exl3"], PROFILES["glm_53_flash_exl3"]
+DEEPSEEK, GLM = memory_of("deepseek_v41_flash_exl3"), memory_of("glm_53_flash_exl3")
 DEEPSEEK_WEIGHTS, GLM_WEIGHTS = 106814000000, 88811000000
 TOTAL = 127600000 * KIB  # MemTotal of case R12
 
@@ -89,13 +87,14 @@ def test_r12_swap_in_use_is_told():
 @pytest.mark.parametrize(
     ("available", "expected"),
     [
-        (118.1, []),  # an idle machine
-        (112.0, ["memory.headroom"]),  # the launcher's own rule passes, a long prompt would not
-        (110.0, ["memory.headroom", "memory.headroom"]),
+        (118.1, ([], False)),  # an idle machine
+        (112.0, ([], True)),  # the launcher's own rule passes, a long prompt would not
+        (110.0, (["memory.headroom"], True)),
     ],
 )
 def test_deepseek(available, expected):
-    assert ids(judge(view(int(available * GIB)), DEEPSEEK, DEEPSEEK_WEIGHTS, deepseek())) == expected
+    verdict = judge(view(int(available * GIB)), DEEPSEEK, DEEPSEEK_WEIGHTS, deepseek())
+    assert (ids(verdict), any(text.startswith("Rule 'long prefill' does not hold") for text in verdict.notices)) == expected
 
 
 def test_deepseek_boot_margin_is_the_launchers():
@@ -113,6 +112,20 @@ def test_glm_pool_follows_the_utilisation():
     assert verdict.items["kv"] == pytest.approx(15.67 * GIB, rel=0.01)
     assert verdict.tokens == pytest.approx(982_612, rel=0.01)
     assert judge(view(119 * GIB), GLM, GLM_WEIGHTS, glm(pool=14 * GIB, length=100000)).items["kv"] == 14 * GIB
+
+
+@pytest.mark.parametrize(
+    ("available", "change", "expected"),
+    [
+        (110, {}, "free memory on this node, or serve without speculation"),
+        (110, {"speculation": "none"}, "free memory on this node"),
+        (115, {"pool": 8 * GIB}, "free memory on this node, or serve with a smaller KV pool (safe here: 1.0 GiB), or serve without speculation"),
+    ],
+)
+def test_the_next_step_names_only_what_helps(available, change, expected):
+    memory = {**DEEPSEEK, "admission": [{**DEEPSEEK["admission"][1], "refuse": True}]}
+    lack = judge(view(available * GIB), memory, 100 * GIB, deepseek(**change)).lacks[0]
+    assert lack.next_step == expected
 
 
 def test_a_pool_that_cannot_hold_the_length_is_refused():
@@ -223,7 +236,7 @@ def test_the_largest_utilisation_is_accepted_and_the_next_is_not(available, weig
 @settings(deadline=None)
 @given(st.integers(0, TOTAL), st.integers(0, 100 * GIB))
 def test_the_largest_pool_is_accepted_and_a_larger_one_is_not(available, weights):
-    memory = {**DEEPSEEK, "admission": DEEPSEEK["admission"][1:]}
+    memory = {**DEEPSEEK, "admission": [{**DEEPSEEK["admission"][1], "refuse": True}]}
     found = judge(view(available), memory, weights, deepseek()).largest["pool"]
     assert found == 0 or "memory.headroom" not in ids(judge(view(available), memory, weights, deepseek(pool=found)))
     assert "memory.headroom" in ids(judge(view(available), memory, weights, deepseek(pool=found + 1)))

@@ -4,26 +4,26 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import pytest
-import yaml
 from ansible_collections.sparkops.inference.plugins.module_utils import _kv_pool
 from ansible_collections.sparkops.inference.plugins.module_utils._memory import to_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profile_data import memory_of
 
 GIB = 1 << 30
-PROFILES = yaml.safe_load((pathlib.Path(__file__).parent / "memory_profiles.yml").read_text())
-DEEPSEEK = PROFILES["deepseek_v41_flash_exl3"]["kv"]
-GLM = PROFILES["glm_53_flash_exl3"]["kv"]
-GLM_LATEST = {**GLM, **PROFILES["glm_53_flash_exl3_latest"]["kv"]}
+DEEPSEEK, GLM, GLM_LATEST = (memory_of(name)["kv"] for name in ("deepseek_v41_flash_exl3", "glm_53_flash_exl3", "glm_53_flash_exl3_latest"))
 
 
 def published(kv):
     """The serving values, the pool, and the tokens of the published figure."""
     figure = dict(kv["published"])
     return figure, to_bytes(figure.pop("pool")), figure.pop("tokens")
+
+
+def glm_latest(length, draft_compact=False):
+    values = {"batched_tokens": 7168, "speculation": "dflash", "draft_tokens": 7, "draft_compact": draft_compact, "tensor_parallel": 2}
+    return {**values, "length": length}
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,17 @@ def test_deepseek_is_exact_and_not_fitted():
     [(15032385536, 850000, 883552), (17448304640, 1000000, 1118466)],  # two boots of upstream with a pinned pool
 )
 def test_glm_latest_gives_every_pinned_figure(pool, length, tokens):
-    serving = {"length": length, "batched_tokens": 7168, "speculation": "dflash", "draft_tokens": 7, "tensor_parallel": 2}
-    assert _kv_pool.tokens(pool, GLM_LATEST, serving) == tokens
+    assert _kv_pool.tokens(pool, GLM_LATEST, glm_latest(length)) == tokens
+
+
+@pytest.mark.parametrize(("pool", "tokens"), [(11811160064, 1.23e6), (15032385536, 1.57e6)])
+def test_glm_latest_with_compact_draft_pages(pool, tokens):
+    assert _kv_pool.tokens(pool, GLM_LATEST, glm_latest(850000, draft_compact=True)) == pytest.approx(tokens, abs=5000)
 
 
 def test_glm_memory_of_one_request():
     """Upstream: a request of a million tokens takes 14.52 GiB, one of 500k 10.98 GiB."""
-    serving = {"batched_tokens": 7168, "speculation": "dflash", "draft_tokens": 7, "tensor_parallel": 2}
-    sizes = [_kv_pool.smallest_pool(GLM_LATEST, {**serving, "length": length}) / GIB for length in (1_000_000, 500_000)]
+    sizes = [_kv_pool.smallest_pool(GLM_LATEST, glm_latest(length)) / GIB for length in (1_000_000, 500_000)]
     assert [round(size, 2) for size in sizes] == [14.52, 10.98]
 
 
@@ -73,14 +76,16 @@ def test_glm_of_the_document_cannot_hold_a_million():
 def test_fitted_constants_are_marked():
     fitted = [group for group in GLM["groups"] if group.get("basis") == "measured"]
     assert [group["name"] for group in fitted] == ["draft"]
-    assert not [group for group in GLM_LATEST["groups"] if group.get("basis") == "measured"]
+    assert [group["name"] for group in GLM_LATEST["groups"] if group.get("basis") == "measured"] == ["compact draft"]
 
 
 def test_speculation_costs_pool():
     serving, pool, tokens = published(DEEPSEEK)
     assert _kv_pool.tokens(pool, DEEPSEEK, {**serving, "speculation": "none"}) > tokens
     serving, pool, tokens = published(GLM)
-    assert _kv_pool.tokens(pool, GLM, {**serving, "speculation": "none", "draft_tokens": 0}) > tokens
+    without = _kv_pool.tokens(pool, GLM, {**serving, "speculation": "none"})
+    assert without > _kv_pool.tokens(pool, GLM, {**serving, "speculation": "mtp", "draft_tokens": 2}) > tokens
+    assert without == _kv_pool.tokens(pool, GLM, {**serving, "speculation": "none", "draft_tokens": 0})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import struct
 import time
 
 import pytest
-import yaml
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.sparkops.inference.plugins.module_utils import _weight_budget
 from ansible_collections.sparkops.inference.plugins.module_utils._weight_budget import BudgetError, budget, count, scan, table
@@ -19,11 +18,10 @@ from ansible_collections.sparkops.inference.plugins.modules import weight_budget
 from checkpoints import DRAFTER_BYTES, DeepSeek, write, write_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profile_data import memory_of
 
 GIB = 1 << 30
-PROFILES = yaml.safe_load((pathlib.Path(__file__).parent / "memory_profiles.yml").read_text())
-DEEPSEEK = PROFILES["deepseek_v41_flash_exl3"]["weights"]
-GLM = PROFILES["glm_53_flash_exl3"]["weights"]
+DEEPSEEK, GLM = (memory_of(name)["weights"] for name in ("deepseek_v41_flash_exl3", "glm_53_flash_exl3"))
 RULES = [
     {"bucket": "experts", "match": r"layers\.\d+\.experts\.", "sharding": "split"},
     {"bucket": "rest", "match": "", "sharding": "replicated"},

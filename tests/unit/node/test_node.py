@@ -104,7 +104,7 @@ GOOD = {
 }
 
 
-def examine(change=None, plan=PLAN, name="a", containers=()):
+def examine(change=None, plan=None, name="a", containers=()):
     node = copy.deepcopy(GOOD)
     for path, value in (change or {}).items():
         target = node
@@ -112,7 +112,7 @@ def examine(change=None, plan=PLAN, name="a", containers=()):
         for part in parents:
             target = target[part]
         target[last] = value
-    return _preflight.examine(plan, name, node, list(containers))
+    return _preflight.examine(plan or PLAN, name, node, list(containers))
 
 
 def ids(findings):

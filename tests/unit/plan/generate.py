@@ -19,6 +19,8 @@ from ansible_collections.sparkops.inference.plugins.plugin_utils._profile_files 
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 SPECS = ROOT / "roles" / "plan" / "meta" / "argument_specs.yml"
+# The reader of .env files works by these rows, so they lie in the role; docs/ is not there in an installed collection.
+KNOBS_SOURCE = ROOT / "roles" / "adopt" / "files" / "knobs.yml"
 KNOBS_DATA = ROOT / "docs" / "knobs.yml"
 KNOBS_PAGE = ROOT / "docs" / "knobs.md"
 RULES = ROOT / "docs" / "refusals" / "plan_rules.yml"
@@ -51,7 +53,8 @@ def argument_specs() -> str:
             if name not in common:
                 owners = [other for other, theirs in known.items() if name in theirs]
                 entries.setdefault(name, _spec(option, owners))
-    main = {
+    # Not the entry point main: Ansible would check it in every play, a tenth of a second for each host, and raw options have nothing to check.
+    entry_point = {
         "short_description": "Work out the effective deployment of a serving group",
         "version_added": "0.1.0",
         "description": [
@@ -62,7 +65,7 @@ def argument_specs() -> str:
         "options": entries,
     }
     head = "---\n# Made by tests/unit/plan/generate.py from the option table and the profiles. Do not edit.\n"
-    return head + yaml.dump({"argument_specs": {"main": main}}, Dumper=_Dumper, sort_keys=False, width=150, allow_unicode=True)
+    return head + yaml.dump({"argument_specs": {"options": entry_point}}, Dumper=_Dumper, sort_keys=False, width=150, allow_unicode=True)
 
 
 def _spec(option: Option, owners: list[str]) -> dict[str, t.Any]:
@@ -105,7 +108,17 @@ def rule_refusals() -> str:
 
 
 def knobs() -> list[dict[str, t.Any]]:
-    return yaml.safe_load(KNOBS_DATA.read_text(encoding="utf-8"))["knobs"]
+    """Every name of the launch scripts, with the defaults of each recipe's first profile that has the variable."""
+    rows = yaml.safe_load(KNOBS_SOURCE.read_text(encoding="utf-8"))["knobs"]
+    for row in rows:
+        row["defaults"] = {recipe: {name: _default(name, recipe) for name in row["variables"]} for recipe in row["recipes"]}
+    return rows
+
+
+def knobs_data() -> str:
+    rows = [{key: value for key, value in row.items() if key not in ("reader", "values")} for row in knobs()]
+    head = "---\n# Made by tests/unit/plan/generate.py from roles/adopt/files/knobs.yml, the option table and the profiles. Do not edit.\n"
+    return head + yaml.dump({"knobs": rows}, Dumper=_Dumper, sort_keys=False, width=150, allow_unicode=True)
 
 
 def knobs_page() -> str:
@@ -127,21 +140,18 @@ def knobs_page() -> str:
 
 
 def _row(row: dict[str, t.Any], recipe: str) -> str:
-    variables = row.get("variables") or []
-    names = ", ".join(f"`{name}`" for name in variables) if variables else "none"
-    default = ", ".join(_default(name, recipe) for name in variables)
+    names = ", ".join(f"`{name}`" for name in row["variables"]) or "none"
+    default = ", ".join(f"`{value}`" for value in row["defaults"][recipe].values())
     cells = [f"`{row['upstream']}`", names, default, row["ranks"], row["where"], row.get("note", "")]
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def _default(name: str, recipe: str) -> str:
-    """The default of the recipe's first profile that has the option."""
-    known = catalogues_cached()
     for profile in RECIPES[recipe]:
-        if name in known[profile]:
-            value = known[profile][name].default
-            return "by condition" if isinstance(value, dict) and "choose" in value else "not set" if value is None else f"`{json.dumps(value, ensure_ascii=False)}`"
-    return ""
+        if name in catalogues_cached()[profile]:
+            value = catalogues_cached()[profile][name].default
+            return "by condition" if isinstance(value, dict) and "choose" in value else "not set" if value is None else json.dumps(value, ensure_ascii=False)
+    return "not in this recipe"
 
 
 _CACHE: dict[str, dict[str, Option]] = {}
@@ -153,7 +163,7 @@ def catalogues_cached() -> dict[str, dict[str, Option]]:
     return _CACHE
 
 
-FILES: dict[pathlib.Path, t.Callable[[], str]] = {SPECS: argument_specs, RULES: rule_refusals, KNOBS_PAGE: knobs_page}
+FILES: dict[pathlib.Path, t.Callable[[], str]] = {SPECS: argument_specs, RULES: rule_refusals, KNOBS_DATA: knobs_data, KNOBS_PAGE: knobs_page}
 
 
 def main() -> None:

@@ -1,0 +1,80 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This code is private to the collection: it may change at any time.
+
+"""The netplan file of the fabric rails as text, who else configures the same interfaces, and the program that takes a change back."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shlex
+import typing as t
+
+HEADER = "# Written by role fabric of sparkops.inference; changes are lost. The play fabric_restore takes it back.\n"
+# NVIDIA Sync disables other netplan files, so that a file of ours beside it would be in vain.
+NVIDIA_SYNC = re.compile(r"^\d+-nvidia-sync.*\.yaml$")
+INTERFACE = re.compile(r"^[A-Za-z0-9_.-]{1,15}$")
+
+
+class NetplanError(ValueError):
+    """A rail that cannot be written. The message is for the user."""
+
+
+def render(rails: t.Mapping[str, t.Sequence[str]], mtu: int) -> str:
+    """The file for interface -> addresses with prefix length.
+
+    No IPv6 at all: a link-local address of the stable-privacy kind pushes the IPv4 GIDs to other slots. Optional: a boot
+    must not wait for a cable.
+    """
+    if not rails:
+        raise NetplanError("no rail: none was found, and fabric_rail_addresses names none")
+    lines = [HEADER, "network:\n  version: 2\n  ethernets:\n"]
+    for name, addresses in sorted(rails.items()):
+        check_rail(name, addresses)
+        lines.append(f"    {name}:\n      optional: true\n      dhcp4: false\n      dhcp6: false\n      accept-ra: false\n      link-local: []\n")
+        lines.append(f"      mtu: {mtu}\n      addresses:\n")
+        lines += [f"        - {address}\n" for address in addresses]
+    return "".join(lines)
+
+
+def check_rail(name: str, addresses: t.Sequence[str]) -> None:
+    if not INTERFACE.match(name):
+        raise NetplanError(f"{name!r} is not an interface name")
+    if not addresses:
+        raise NetplanError(f"{name} has no address")
+    for address in addresses:
+        try:
+            ipaddress.IPv4Interface(address)
+        except ValueError as exc:
+            raise NetplanError(f"{name}: {exc}") from exc
+        if "/" not in address:
+            raise NetplanError(f"{name}: {address} lacks the prefix length (such as /24)")
+
+
+def default_route_interfaces(text: str) -> set[str]:
+    """Interfaces of default routes, from /proc/net/route."""
+    rows = (line.split() for line in text.splitlines()[1:])
+    return {row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"}
+
+
+def foreign_files(texts: t.Mapping[str, str], own: str, interfaces: t.Iterable[str]) -> list[str]:
+    """Files other than ours that configure one of the interfaces, and why."""
+    found = []
+    for name, text in sorted(texts.items()):
+        if name == own:
+            continue
+        hit = [interface for interface in sorted(interfaces) if re.search(rf"^\s*[\"']?{re.escape(interface)}[\"']?\s*:", text, re.MULTILINE)]
+        if NVIDIA_SYNC.match(name):
+            found.append(f"{name} (NVIDIA Sync, which disables other netplan files)")
+        elif hit:
+            found.append(f"{name} ({', '.join(hit)})")
+    return found
+
+
+def return_program(path: str, previous: str) -> str:
+    """A shell program that puts the earlier state back: the previous file, or none."""
+    own, before = shlex.quote(path), shlex.quote(previous)
+    return f"#!/bin/sh\n# Takes back a change of the fabric's netplan file.\nrm -f {own}\nif [ -e {before} ]; then cp -p {before} {own}; fi\nexec netplan apply\n"

@@ -1,0 +1,185 @@
+#!/usr/bin/python
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: fabric_bandwidth
+short_description: Measure the RDMA bandwidth of the rails between the head and a worker
+version_added: 0.1.0
+description:
+  - Runs C(ib_write_bw) of perftest for three seconds on each rail, one after the other. The head serves, the workers measure.
+  - It needs the package perftest on the nodes, and a few MiB of memory.
+author:
+  - The sparkops.inference authors (@sparkops)
+attributes:
+  check_mode:
+    support: none
+    description: In check mode nothing is measured.
+  diff_mode:
+    support: N/A
+    description: Nothing is changed.
+  idempotent:
+    support: full
+    description: Nothing is changed.
+options:
+  state:
+    description: V(serving) on the head, V(measured) on a worker.
+    type: str
+    choices: [serving, measured]
+    required: true
+  node:
+    description: Inventory name of this node.
+    type: str
+    required: true
+  nodes:
+    description: All ranks in order, the head first.
+    type: list
+    elements: str
+    required: true
+  fabric:
+    description: The fact C(spark_fabric) of this node.
+    type: dict
+    required: true
+  floor:
+    description: Gb/s below which a rail is refused. V(0) refuses nothing.
+    type: float
+    default: 0
+  sys_root:
+    description: Root of the sysfs tree, for tests.
+    type: path
+    default: /sys
+"""
+
+EXAMPLES = r"""
+- name: Measure from a worker
+  sparkops.inference.fabric_bandwidth:
+    state: measured
+    node: spark-2
+    nodes: [spark-1, spark-2]
+    fabric: "{{ spark_fabric }}"
+    floor: 80
+"""
+
+RETURN = r"""
+rails:
+  description: Device, peer, Gb/s, and verdict (healthy, half, degraded, or measured) of each rail.
+  returned: with O(state=measured)
+  type: list
+  elements: dict
+notices:
+  description: Rails that are slower than they should be, with advice.
+  returned: with O(state=measured)
+  type: list
+  elements: str
+"""
+
+import os
+import time
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.sparkops.inference.plugins.module_utils import _bandwidth
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._sysfs import Tree
+
+
+def fail(module: AnsibleModule, refusals: t.Sequence[Refusal], **results: t.Any) -> t.NoReturn:
+    module.fail_json(msg=format_refusals(refusals), refusals=[refusal.as_dict() for refusal in refusals], **results)
+
+
+def gid_index(module: AnsibleModule, rail: t.Mapping[str, t.Any]) -> int:
+    usable = module.params["fabric"]["gid"]["usable"].get(rail["hca"]) or []
+    if not usable:
+        fail(module, [
+            Refusal(
+                "fabric.bandwidth_gid", module.params["node"], f"GID of {rail['hca']}", "no usable one", "a RoCE v2 GID of an own IPv4 address",
+                "give its interface an address, or leave the measurement out (fabric_bandwidth_floor: 0)",
+            )
+        ])
+    return int(usable[0])
+
+
+def start(command: t.Sequence[str]) -> None:
+    """Leave a command running that ends by itself, with nothing of ours open."""
+    if os.fork():
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    try:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(nothing, number)
+        os.closerange(3, 4096)
+        os.execvp(command[0], list(command))
+    finally:
+        os._exit(127)
+
+
+def serve(module: AnsibleModule) -> dict[str, t.Any]:
+    head, *workers = module.params["nodes"]
+    for rank, worker in enumerate(workers, start=1):
+        rails = [rail for rail in module.params["fabric"]["rails"] if rail["peer"] == worker]
+        for port, rail in _bandwidth.numbered(rails, head, True, rank):
+            start(_bandwidth.command(rail, gid_index(module, rail), port))
+    return {}
+
+
+def run_client(module: AnsibleModule, command: t.Sequence[str]) -> tuple[int, str, str]:
+    """The server was started a moment ago and may not listen yet."""
+    for dummy in range(3):
+        code, out, err = module.run_command(list(command))
+        if code == 0 or "connect" not in (out + err).lower():
+            break
+        time.sleep(1)
+    return code, out, err
+
+
+def measure(module: AnsibleModule) -> dict[str, t.Any]:
+    node, nodes = module.params["node"], module.params["nodes"]
+    found, refusals, notices = [], [], []
+    for port, rail in _bandwidth.numbered(module.params["fabric"]["rails"], nodes[0], False, nodes.index(node)):
+        code, out, err = run_client(module, _bandwidth.command(rail, gid_index(module, rail), port, rail["peer_address"]))
+        gbits = _bandwidth.parse(out) if code == 0 else None
+        if gbits is None:
+            thing = f"ib_write_bw over {rail['hca']} to {rail['peer']}"
+            refusals.append(
+                Refusal("fabric.bandwidth_failed", node, thing, f"exit code {code}, {(err or out).strip()[-200:]}", "a figure", "see the kernel's log of both nodes")
+            )
+            continue
+        word = _bandwidth.verdict(gbits, Tree(module.params["sys_root"]).text("class/infiniband", rail["hca"].partition(":")[0], "hca_type") or "")
+        found.append({"hca": rail["hca"], "peer": rail["peer"], "gbits": gbits, "verdict": word})
+        refusal = _bandwidth.judge(node, rail, gbits, word, module.params["floor"])
+        refusals += [refusal] if refusal else []
+        if word in _bandwidth.ADVICE:
+            notices.append(f"{rail['hca']} moves {gbits} Gb/s to {rail['peer']}: {word}; {_bandwidth.ADVICE[word]}")
+    for notice in notices:
+        module.warn(f"{node}: {notice}")
+    if refusals:
+        fail(module, refusals, rails=found, notices=notices)
+    return {"rails": found, "notices": notices}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["serving", "measured"], "required": True},
+            "node": {"type": "str", "required": True},
+            "nodes": {"type": "list", "elements": "str", "required": True},
+            "fabric": {"type": "dict", "required": True},
+            "floor": {"type": "float", "default": 0},
+            "sys_root": {"type": "path", "default": "/sys"},
+        },
+        supports_check_mode=False,
+    )
+    if module.get_bin_path("ib_write_bw") is None:
+        node = module.params["node"]
+        fail(module, [Refusal("fabric.bandwidth_tool", node, "ib_write_bw", "not installed", "perftest on every node", "install the package perftest")])
+    module.exit_json(changed=False, **(serve(module) if module.params["state"] == "serving" else measure(module)))
+
+
+if __name__ == "__main__":
+    main()

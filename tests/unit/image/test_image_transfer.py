@@ -1,0 +1,294 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Both ends of a ship with engines that behave like real ones; instead of ssh a script runs the source's program."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pathlib
+import random
+import shutil
+import stat
+import sys
+import tarfile
+
+import pytest
+from ansible_collections.sparkops.inference.plugins.module_utils import _image_transfer as image_transfer
+from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import from_inspect
+from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
+from ansible_collections.sparkops.inference.plugins.module_utils._image_transfer import Dropped, Ship
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused
+from image_engine import Engine, EngineImage, archive_of
+
+ROOT = pathlib.Path(__file__).parents[3]
+BIG = random.Random(2).randbytes(3_000_000)
+BASE = [BIG, b"middle" * 1000]
+OLD = EngineImage([*BASE, b"old" * 1000], "registry.example/team/app:1", ["sha256:" + "a" * 64])
+NEW = EngineImage([*BASE, b"new" * 1000], "registry.example/team/app:2", ["sha256:" + "b" * 64], Env=["A=2"])
+
+# Stands for ssh: runs the source's program with the last argument, and can cut what it says.
+SSH = """#!/bin/sh
+for words in "$@"; do :; done
+echo "$words" >>{calls}
+limit=$(cat {limit} 2>/dev/null)
+rm -f {limit}
+export SPARKOPS_STATE_ROOT={state}
+if [ -n "$limit" ]; then
+    {python} {libexec}/image_source.py $words | head -c "$limit"
+    exit 255
+fi
+exec {python} {libexec}/image_source.py $words
+"""
+
+
+class Pair:
+    """A source and a receiver, each with a state root and an engine."""
+
+    def __init__(self, folder: pathlib.Path, source: Engine, target: Engine) -> None:
+        self.folder = folder
+        self.source, self.target = source, target
+        self.limit = folder / "limit"
+        self.calls = folder / "calls"
+        for name in ("source", "target", "libexec", "bin", "docker"):
+            (folder / name).mkdir()
+        for path in (ROOT / "roles/image/files/image_source.py", *(ROOT / f"plugins/module_utils/{name}.py" for name in ("_docker_api", "_image_export"))):
+            shutil.copy(path, folder / "libexec")
+        target.root = str(folder / "docker")
+        ssh = folder / "bin/ssh"
+        ssh.write_text(SSH.format(calls=self.calls, limit=self.limit, state=folder / "source", libexec=folder / "libexec", python=sys.executable))
+        ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
+        self.source_record = Record(str(folder / "source"))
+        self.target_record = Record(str(folder / "target"))
+
+    def allow(self, image: EngineImage) -> None:
+        self.source_record.share(image.id, image.digests, {"staging": str(self.folder / "source/ship"), "socket": self.source.socket_path})
+
+    def ship(self, image: EngineImage, mode: str = "auto", **changes: str) -> dict:
+        request = {
+            "reference": image.tag, "source_id": image.id, "identity": from_inspect(image.document()).identity, "origin": "spark-1", "node": "spark-2", "mode": mode,
+            "staging": str(self.folder / "target/ship"), "socket": self.target.socket_path, "address": "198.51.100.11", "user": "me", "key": "/key",
+            "known_hosts": "/known", "state_root": str(self.folder / "target"), **changes,
+        }  # fmt: skip
+        return Ship(request, Progress(str(self.folder / "progress.json"))).run()
+
+    def verbs(self) -> list[str]:
+        return [line.split()[0] for line in self.calls.read_text().splitlines()]
+
+
+@pytest.fixture
+def pair(tmp_path, monkeypatch):
+    made = []
+
+    def make(*images, source_containerd=False, target_containerd=False, source_images=(OLD, NEW)):
+        source = Engine(*source_images, containerd=source_containerd).__enter__()
+        target = Engine(*images, containerd=target_containerd).__enter__()
+        made.extend((source, target))
+        new = Pair(tmp_path, source, target)
+        for image in source_images:
+            new.allow(image)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+        monkeypatch.setattr(image_transfer, "MARGIN", 0)
+        return new
+
+    yield make
+    for engine in made:
+        engine.__exit__()
+
+
+@pytest.mark.parametrize("source_containerd", [False, True], ids=["from-classic", "from-containerd"])
+@pytest.mark.parametrize("target_containerd", [False, True], ids=["to-classic", "to-containerd"])
+def test_a_first_ship_and_one_of_a_small_change(pair, source_containerd, target_containerd):
+    nodes = pair(source_containerd=source_containerd, target_containerd=target_containerd)
+    first = nodes.ship(OLD)
+    assert first["ship"]["mode"] == "layers" and first["ship"]["bytes"] > len(BIG) * 0.9
+    second = nodes.ship(NEW)
+    assert second["image"]["identity"] == from_inspect(NEW.document()).identity
+    assert second["image"]["digests"] == NEW.digests, "the source's digest is remembered, so that nothing is shipped twice"
+    assert second["ship"]["bytes"] <= 1.1 * 3000
+    assert len(nodes.target.loaded[1]) < 40_000, "the engine did not get what it has"
+    assert nodes.target_record.digests(second["image"]["id"]) == NEW.digests
+    assert not os.path.exists(nodes.folder / "target/ship") or not os.listdir(nodes.folder / "target/ship")
+
+
+def test_a_worker_that_pulled_its_base_itself_gets_a_manifest_of_its_own_blobs(pair):
+    """Its blobs are compressed, those of a classic source are not: the layers that are here count all the same."""
+    nodes = pair(OLD, target_containerd=True)
+    result = nodes.ship(NEW)
+    assert result["image"]["identity"] == from_inspect(NEW.document()).identity
+    assert result["ship"]["bytes"] < 10_000
+
+
+@pytest.mark.parametrize("percent", [25, 50, 75])
+@pytest.mark.parametrize("containerd", [False, True])
+def test_layers_go_on_after_a_cut(pair, percent, containerd):
+    nodes = pair(source_containerd=containerd)
+    original = image_transfer.Source.ask
+    cuts = []
+
+    def cut_once(self, *words):
+        if words[0] == "image-layers" and not cuts:
+            cuts.append(words)
+            nodes.limit.write_text(str(len(BIG) * percent // 100))
+        return original(self, *words)
+
+    image_transfer.Source.ask = cut_once
+    try:
+        result = nodes.ship(NEW, "layers")
+    finally:
+        image_transfer.Source.ask = original
+    total = sum(len(layer) for layer in NEW.content.values())
+    assert cuts and nodes.verbs().count("image-layers") == 2
+    assert result["ship"]["bytes"] <= 1.01 * total, "what had come was not sent again"
+    assert "@" in nodes.calls.read_text().splitlines()[-1], "the second request names what is there"
+
+
+def test_a_run_that_was_ended_leaves_what_the_next_one_uses(pair, monkeypatch):
+    nodes = pair()
+    monkeypatch.setattr(image_transfer, "ATTEMPTS", 1)
+    inspect = image_transfer.Source.ask_line
+
+    def then_cut(self, *words):
+        answer = inspect(self, *words)
+        nodes.limit.write_text("2000000")
+        return answer
+
+    monkeypatch.setattr(image_transfer.Source, "ask_line", then_cut)
+    with pytest.raises(Refused, match="image.ship"):
+        nodes.ship(NEW)
+    assert NEW.tag not in [image.tag for image in nodes.target.images.values()]
+    monkeypatch.setattr(image_transfer.Source, "ask_line", inspect)
+    assert nodes.ship(NEW)["ship"]["bytes"] < 1_200_000
+
+
+def test_a_layer_with_other_content_is_thrown_away_and_fetched_again(pair):
+    nodes = pair()
+    staging = image_transfer.Staging(str(nodes.folder / "target/ship" / from_inspect(NEW.document()).identity[7:23]))
+    part = image_transfer.Blob(NEW.layers[0], NEW.layers[0], 0, "")
+    with open(staging.path(part) + ".part", "wb") as stream:
+        stream.write(b"x" * 1000)
+    assert nodes.ship(NEW)["image"]["present"]
+
+
+@pytest.mark.parametrize("mode", ["archive", "stream"])
+def test_whole_archives(pair, mode, tmp_path):
+    if mode == "archive" and shutil.which("rsync") is None:
+        pytest.skip("rsync is not installed here")
+    nodes = pair()
+    rsync_through_the_script(nodes)
+    result = nodes.ship(NEW, mode)
+    assert result["ship"]["mode"] == mode
+    assert result["image"]["identity"] == from_inspect(NEW.document()).identity
+    assert result["image"]["tags"] == [NEW.tag], "an archive made by id has no name in it"
+    assert not list(tmp_path.glob("*/ship/*.tar")), "nothing is left on either end"
+
+
+def rsync_through_the_script(nodes):
+    """rsync gives each word of the far end's command as an argument of its own."""
+    ssh = nodes.folder / "bin/ssh"
+    text = ssh.read_text().replace('for words in "$@"; do :; done', 'for words in "$@"; do :; done\ncase "$*" in *image-rsync*) words="image-rsync ${*##* image-rsync }" ;; esac')
+    ssh.write_text(text)
+
+
+def test_an_archive_that_lacks_a_blob_is_noticed_before_it_is_sent_and_layers_are_tried(pair, monkeypatch):
+    nodes = pair()
+    complete = nodes.source.save
+    archives = iter([lambda image: without_largest(complete(image))])
+    monkeypatch.setattr(nodes.source, "save", lambda image: next(archives, complete)(image))
+    result = nodes.ship(NEW, "archive")
+    assert result["ship"]["mode"] == "layers"
+    assert "names blobs that it has not" in result["notices"][0] or "rsync" in result["notices"][0]
+    assert len(nodes.target.loaded) == 1
+
+
+def without_largest(data):
+    kept = {}
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for member in archive:
+            if member.isreg():
+                kept[member.name] = archive.extractfile(member).read()
+    del kept[max(kept, key=lambda name: len(kept[name]))]
+    return archive_of(kept)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept", "room", "modes"),
+    [
+        ("auto", 0, True, ["layers", "stream"]),
+        ("auto", 0, False, ["stream", "layers"]),
+        ("auto", 2, False, ["layers", "stream"]),
+        ("layers", 0, False, ["layers"]),
+        ("archive", 0, True, ["archive", "layers"]),
+        ("stream", 2, True, ["stream"]),
+    ],
+)
+def test_modes(pair, monkeypatch, mode, kept, room, modes):
+    monkeypatch.setattr(Ship, "lack_of_space", lambda self, staged, loaded: None if room else ("/", 2, 1))
+    ship = Ship.__new__(Ship)
+    ship.mode = mode
+    assert ship.choose(kept, 100) == modes
+
+
+def test_no_room_is_refused_before_the_first_byte(pair, monkeypatch):
+    nodes = pair()
+    monkeypatch.setattr(image_transfer.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1000))
+    with pytest.raises(Refused, match=r"1000 bytes free .* image_staging .*\[image\.space\]"):
+        nodes.ship(NEW, "layers")
+    assert nodes.verbs() == ["image-inspect"]
+
+
+def test_room_is_counted_for_both_directories_of_one_filesystem(pair, monkeypatch):
+    nodes = pair()
+    ship = Ship.__new__(Ship)
+    ship.staging_root, ship.api = str(nodes.folder / "target/ship"), image_transfer.DockerApi(nodes.target.socket_path)
+    monkeypatch.setattr(image_transfer.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1000))
+    assert ship.lack_of_space(500, 500) is None
+    assert ship.lack_of_space(500, 501)[1:] == (1001, 1000)
+    assert ship.lack_of_space(0, 0) is None
+
+
+def test_the_source_gives_only_what_the_role_has_recorded(pair):
+    nodes = pair(source_images=(OLD,))
+    nodes.source.add(NEW)
+    with pytest.raises(Refused, match="not one that role image has recorded"):
+        nodes.ship(NEW)
+
+
+def test_an_image_that_is_another_one_at_the_source_is_refused(pair):
+    nodes = pair()
+    with pytest.raises(Refused, match="wanted sha256:0"):
+        nodes.ship(NEW, identity="sha256:0")
+
+
+def test_an_engine_that_refuses_a_load_says_why(pair):
+    nodes = pair()
+    nodes.target.routes[("POST", "/images/load")] = json.dumps({"error": "max depth exceeded"}).encode()
+    with pytest.raises(Refused, match="max depth exceeded"):
+        nodes.ship(NEW, "layers")
+
+
+def test_the_same_layer_twice_in_an_image(pair):
+    image = EngineImage([BIG, b"same", b"b", b"same", b"c"], "registry.example/team/app:3")
+    nodes = pair(EngineImage([BIG, b"same"], "registry.example/team/base:1"), source_images=(image,))
+    assert nodes.ship(image)["image"]["present"]
+
+
+def test_a_lost_link_is_told_apart_from_a_refusal(pair):
+    nodes = pair()
+    source = image_transfer.Source("198.51.100.11", "me", "/key", "/known")
+    nodes.limit.write_text("10")
+    with pytest.raises(Dropped):
+        source.ask_line("image-inspect", NEW.id)
+    with pytest.raises(image_transfer.TransferError, match="not the id of an image"):
+        source.ask_line("image-inspect", "latest")
+
+
+@pytest.mark.parametrize(
+    ("reference", "name"),
+    [("app:1", "docker.io/library/app:1"), ("team/app:1", "docker.io/team/app:1"), ("registry.example:5000/app:1", "registry.example:5000/app:1"), ("localhost/app:1", "localhost/app:1")],
+)
+def test_names_in_containerd(reference, name):
+    assert image_transfer.canonical(reference) == name
