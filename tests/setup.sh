@@ -62,20 +62,60 @@ find_missing_packages() {
     fi
 }
 
+# Services that come with the packages are not to start: the lab runs its own engine and registries, on the same ports.
+policy=/usr/sbin/policy-rc.d
+forbid_services() {
+    [ -e "$policy" ] && return
+    printf '#!/bin/sh\n# Written by tests/setup.sh for the time of an installation.\nexit 101\n' >"$policy"
+    chmod 0755 "$policy"
+}
+
+allow_services() {
+    if grep -qs 'Written by tests/setup.sh' "$policy"; then rm -f "$policy"; fi
+}
+
+run_apt() {
+    if ! "$@" >"$cache/apt.log" 2>&1; then
+        tail -20 "$cache/apt.log" >&2
+        die "failed: $* (the whole log is $cache/apt.log)"
+    fi
+}
+
+# Finishes what an interrupted installation has left, also one that still goes on without its parent.
+finish_dpkg() {
+    local try
+    for try in $(seq 150); do
+        if dpkg --configure -a >"$cache/apt.log" 2>&1; then return; fi
+        grep -q 'locked by another process' "$cache/apt.log" || break
+        [ "$try" != 1 ] || say "waiting for another installation"
+        sleep 2
+    done
+    tail -20 "$cache/apt.log" >&2
+    die "dpkg --configure -a failed (the whole log is $cache/apt.log)"
+}
+
 install_packages() {
+    allow_services # a rule left by a killed run
     find_missing_packages
-    if [ "${#missing[@]}" = 0 ]; then
+    if [ "${#missing[@]}" = 0 ] && [ -z "$(dpkg --audit)" ]; then
         say "Debian packages: nothing is missing"
         return
     fi
-    say "installing Debian packages: ${missing[*]}"
+    say "installing Debian packages: ${missing[*]:-(finishing an interrupted installation)}"
     export DEBIAN_FRONTEND=noninteractive
-    apt-get update -qq
-    # Packages of an interrupted run are finished first.
-    dpkg --configure -a
+    trap allow_services EXIT
+    forbid_services
+    finish_dpkg
+    run_apt apt-get -o DPkg::Lock::Timeout=300 update
     missing=()
     find_missing_packages # once more: the package lists are new
-    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    if [ "${#missing[@]}" != 0 ]; then
+        run_apt apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${missing[@]}"
+    fi
+    if [[ " ${missing[*]} " == *" docker-registry "* ]]; then
+        systemctl disable docker-registry.service >/dev/null 2>&1 || true # nor at the next boot
+    fi
+    allow_services
 }
 
 # --- Python environments ---------------------------------------------------------------------------------------------
@@ -184,6 +224,7 @@ make_environments() {
     fi
 }
 
+mkdir -p "$cache"
 check_machine
 install_packages
 make_environments

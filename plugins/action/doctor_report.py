@@ -31,8 +31,8 @@ class ActionModule(ActionBase):
         names = plan["nodes"]
         facts = registered(hostvars, names, "__fabric_read", "fabric")
         readings = registered(hostvars, names, "__doctor_read", "health")
-        tests = [registered(hostvars, names, result, "refusals") for result in ("__fabric_read", "__doctor_opened", "__doctor_probed")]
-        refusals = [*unread(names, facts), *(Refusal(**entry) for test in tests for entries in test.values() for entry in entries)]
+        tests = [registered(hostvars, names, result, "refusals") for result in ("__doctor_opened", "__doctor_probed")]
+        refusals = [*unread(names, facts, hostvars), *(Refusal(**entry) for test in tests for entries in test.values() for entry in entries)]
         notices: dict[str, list[str]] = {name: [] for name in names}
         chosen: dict[str, t.Any] = {}
         table: list[dict[str, t.Any]] = []

@@ -35,7 +35,7 @@ class ActionModule(ActionBase):
         plan, hostvars = plain(variables["spark_plan"]), variables["hostvars"]
         facts = registered(hostvars, plan["nodes"], "__fabric_read", "fabric")
         facts.update({entry["item"]: plain(entry["fabric"]) for entry in arguments["others"] if "fabric" in entry})
-        missing = unread(plan["nodes"], facts)
+        missing = unread(plan["nodes"], facts, hostvars)
         if missing:
             return refused(result, missing, variables)
         found, parity = judge_group(plan, hostvars, facts)

@@ -29,12 +29,22 @@ class ActionModule(LongWork):
             return answer
         python = tuple(int(part) for part in need["python"].split("."))
         if python < (3, 11):
-            return self.refuse(arguments["node"], f"Python {need['python']}", "Python 3.11 or newer on the downloading node", "set ansible_python_interpreter to a newer Python")
+            return self.refuse(
+                arguments["node"],
+                f"Python {need['python']}",
+                "Python 3.11 or newer on the downloading node",
+                "set ansible_python_interpreter to a newer Python",
+            )
         cache = os.path.join(os.path.expanduser("~/.cache/sparkops-inference/wheels"), f"{need['python']}-{need['machine']}")
         try:
             paths = _wheels.wheels(arguments.get("wheels_from"), cache, (python[0], python[1]), need["machine"])
         except _wheels.WheelsError as exc:
-            return self.refuse(arguments["node"], str(exc), "all wheels of requirements-hub.txt", "set weights_hub_wheels to a folder of the controller that holds them (docs/weights.md says how it is made)")
+            return self.refuse(
+                arguments["node"],
+                str(exc),
+                "all wheels of requirements-hub.txt",
+                "set weights_hub_wheels to a folder of the controller that holds them (docs/weights.md says how it is made)",
+            )
         folder = self.send(paths)
         try:
             return self.call({**arguments, "wheels": folder}, task_vars)

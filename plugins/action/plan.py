@@ -24,7 +24,7 @@ class ActionModule(ActionBase):
         result = super().run(tmp, task_vars)
         self.validate_argument_spec(argument_spec={})
         variables = task_vars or {}
-        found, refusals = plan(request(variables, self._loader, self._loader.get_basedir()))
+        found, refusals = plan(request(variables, self._loader, self._templar.template))
         if found is None:
             return {**result, "failed": True, "msg": format_refusals(refusals), "refusals": [refusal.as_dict() for refusal in refusals]}
         host = variables["inventory_hostname"]

@@ -10,7 +10,6 @@ import typing as t
 
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.sparkops.inference.plugins.module_utils._plan import placeholder_node
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_spec import rank_specs
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
 from ansible_collections.sparkops.inference.plugins.plugin_utils._inventory_values import plain
@@ -20,7 +19,6 @@ ARGUMENTS: dict[str, dict[str, t.Any]] = {
     "entry_sha256": {"type": "str"},
     # Not the key and not from which it could be found out, but nobody needs to see it either.
     "api_key_hmac": {"type": "str", "no_log": False},
-    "preview": {"type": "bool", "default": False},
 }
 
 
@@ -34,22 +32,20 @@ class ActionModule(ActionBase):
         arguments = self.validate_argument_spec(argument_spec=ARGUMENTS)[1]
         variables = task_vars or {}
         plan = plain(variables["spark_plan"])
-        nodes, refusals = _nodes(plan, variables, arguments["preview"])
+        nodes, refusals = _nodes(plan, variables)
         if refusals:
             return {**result, "failed": True, "msg": format_refusals(refusals), "refusals": [refusal.as_dict() for refusal in refusals]}
         specs = rank_specs(plan, nodes, arguments["image_id"], arguments["entry_sha256"], arguments["api_key_hmac"])
         rank = int(variables["spark_rank"])
         own = specs[rank] if rank >= 0 else None
-        return {**result, "changed": False, "spec": own, "specs": specs if arguments["preview"] else None}
+        return {**result, "changed": False, "spec": own}
 
 
-def _nodes(plan: dict[str, t.Any], variables: t.Mapping[str, t.Any], preview: bool) -> tuple[dict[str, t.Any], list[Refusal]]:
+def _nodes(plan: dict[str, t.Any], variables: t.Mapping[str, t.Any]) -> tuple[dict[str, t.Any], list[Refusal]]:
     nodes, refusals = {}, []
     for name in plan["nodes"]:
-        facts = {} if preview else _facts(variables["hostvars"][name])
-        if preview:
-            nodes[name] = placeholder_node(plan, name)
-        elif facts:
+        facts = _facts(variables["hostvars"][name])
+        if facts:
             nodes[name] = facts
         else:
             refusals.append(

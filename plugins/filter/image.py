@@ -49,7 +49,8 @@ def _disagrees(image: t.Mapping[str, t.Any], head: t.Mapping[str, t.Any]) -> boo
 def _refusal(name: str, reference: str, image: t.Mapping[str, t.Any], head: t.Mapping[str, t.Any]) -> Refusal:
     found = image.get("identity", "no image") if image.get("present") else "no image"
     wanted = f"the head's {head.get('identity', 'image')}"
-    return Refusal("image.differs", name, f"image {reference}", found, wanted, "let the role pull or ship it: image_pull_policy=missing, and image_ship_mode=auto")
+    next_step = "let the role pull or ship it: image_pull_policy=missing, and image_ship_mode=auto"
+    return Refusal("image.differs", name, f"image {reference}", found, wanted, next_step)
 
 
 class FilterModule:

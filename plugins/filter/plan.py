@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import typing as t
 
 import yaml
 
 from ansible_collections.sparkops.inference.plugins.module_utils import _launcher_env, _plan_text
+from ansible_collections.sparkops.inference.plugins.module_utils._options import Option
 from ansible_collections.sparkops.inference.plugins.module_utils._profile import catalogue, with_parents
 from ansible_collections.sparkops.inference.plugins.plugin_utils._inventory_values import plain
 from ansible_collections.sparkops.inference.plugins.plugin_utils._profile_files import ProfileFiles
@@ -46,9 +48,7 @@ def launcher_env(content: str, nodes: t.Sequence[str], recipe: str | None = None
     recipe = recipe or _launcher_env.recipe_of(values)
     if recipe not in _PROFILES:
         return {"recipe": None, "notes": [*notes, "the file does not say which recipe it belongs to: set adopt_recipe to deepseek or glm"]}
-    with open(_KNOBS, encoding="utf-8") as file:
-        knobs = yaml.safe_load(file)["knobs"]
-    profile, translation = _best(values, recipe, knobs)
+    profile, translation = _best(values, recipe)
     translation.notes = [*notes, *translation.notes]
     return {"recipe": recipe, "profile": profile, **translation.as_dict(), "inventory": _launcher_env.inventory(translation, list(nodes), profile)}
 
@@ -64,11 +64,21 @@ def launcher_env_lines(content: str, nodes: t.Sequence[str], recipe: str | None 
     ]
 
 
-def _best(values: t.Mapping[str, str], recipe: str, knobs: t.Sequence[t.Mapping[str, t.Any]]) -> tuple[str, _launcher_env.Translation]:
+@functools.cache
+def _knobs() -> list[dict[str, t.Any]]:
+    with open(_KNOBS, encoding="utf-8") as file:
+        return yaml.safe_load(file)["knobs"]
+
+
+@functools.cache
+def _options(profile: str) -> dict[str, Option]:
+    return catalogue(with_parents(profile, ProfileFiles().find))
+
+
+def _best(values: t.Mapping[str, str], recipe: str) -> tuple[str, _launcher_env.Translation]:
     """The first profile of the recipe that has all that the file sets, else the newest."""
-    files = ProfileFiles()
     for profile in _PROFILES[recipe]:
-        translation = _launcher_env.translate(values, recipe, knobs, catalogue(with_parents(profile, files.find)))
+        translation = _launcher_env.translate(values, recipe, _knobs(), _options(profile))
         if not any("another state" in note for note in translation.notes):
             break
     return profile, translation
@@ -76,8 +86,7 @@ def _best(values: t.Mapping[str, str], recipe: str, knobs: t.Sequence[t.Mapping[
 
 def ignored_environment(text: str) -> list[str]:
     """The names in a printed environment that a launch script would have listened to."""
-    with open(_KNOBS, encoding="utf-8") as file:
-        known = {row["upstream"] for row in yaml.safe_load(file)["knobs"]}
+    known = {row["upstream"] for row in _knobs()}
     return sorted({line.partition("=")[0] for line in str(text).splitlines()} & known)
 
 

@@ -159,6 +159,11 @@ def status_text(hostvars: HostVars, plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def troubled_nodes(hostvars: HostVars, plan: Plan) -> list[str]:
+    """Nodes in this run about which preflight found something that stops the group."""
+    return [name for name in plan["nodes"] if (hostvars[name].get("__preflight_found") or {}).get("refusals")]
+
+
 def unstopped_ranks(hostvars: HostVars, plan: Plan) -> list[str]:
     """Nodes whose rank was not seen to stop."""
     return [name for name in plan["nodes"] if "tail" not in (hostvars[name].get("stop_result") or {})]
@@ -180,5 +185,6 @@ class FilterModule:
             "serve_report": serve_report,
             "status_document": status_document,
             "status_text": status_text,
+            "troubled_nodes": troubled_nodes,
             "unstopped_ranks": unstopped_ranks,
         }

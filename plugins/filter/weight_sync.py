@@ -22,12 +22,12 @@ def sync_sources(hostvars: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any], h
 
 
 def source(facts: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any], name: str) -> dict[str, t.Any]:
-    settings = (facts.get("spark_plan") or plan)["settings"]
+    rails = plan.get("node_settings", {}).get(name, {}).get("weight_sync_rails")
     node = facts["spark_node"]
     return {
         "node": name,
         "address": plan["addresses"][name],
-        "rails": settings.get("weight_sync_rails") or [plan["addresses"][name]],
+        "rails": rails or [plan["addresses"][name]],
         "user": node["user"]["name"],
         "root": node["weights_root"],
     }

@@ -71,7 +71,7 @@ class DockerApi:
     """One connection per request: the calls are few, and a kept connection would have to survive an engine restart."""
 
     def __init__(self, socket_path: str = DEFAULT_SOCKET, timeout: float | None = 60) -> None:
-        self.socket_path = socket_path[len("unix://"):] if socket_path.startswith("unix://") else socket_path
+        self.socket_path = socket_path[len("unix://") :] if socket_path.startswith("unix://") else socket_path
         self.timeout = timeout
 
     # The general calls
@@ -233,7 +233,7 @@ class Pieces:
                 if not self._rest:
                     break
             part = self._rest[: size - length]
-            self._rest = self._rest[len(part):]
+            self._rest = self._rest[len(part) :]
             parts.append(part)
             length += len(part)
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)

@@ -90,9 +90,9 @@ class DirectFile:
         # Without read-ahead only the pages that are asked for come into the cache.
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
 
-    def _leave_direct(self, exc: OSError) -> None:
-        """Some filesystems take the flag and refuse the first transfer."""
-        if exc.errno != errno.EINVAL or not self.direct:
+    def _leave_direct(self, exc: OSError, was_direct: bool) -> None:
+        """Some filesystems take the flag and refuse the first transfer. Several workers may find that out at once."""
+        if exc.errno != errno.EINVAL or not was_direct:
             raise OSError(exc.errno, exc.strerror, self.path) from exc
         self._use_cache()
 
@@ -113,10 +113,11 @@ class DirectFile:
         return memoryview(memory)[offset - start : offset - start + length]
 
     def _read_some(self, view: memoryview, position: int) -> int:
+        was_direct = self.direct
         try:
             return os.preadv(self.fd, [view], position)
         except OSError as exc:
-            self._leave_direct(exc)
+            self._leave_direct(exc, was_direct)
             return os.preadv(self.fd, [view], position)
 
     def _is_cached(self, memory: mmap.mmap, start: int, end: int) -> bool:
@@ -129,10 +130,11 @@ class DirectFile:
     def write(self, view: memoryview, offset: int) -> None:
         """Write whole pages at a page's start."""
         while view:
+            was_direct = self.direct
             try:
                 done = os.pwrite(self.fd, view, offset)
             except OSError as exc:
-                self._leave_direct(exc)
+                self._leave_direct(exc, was_direct)
                 continue
             view = view[done:]
             offset += done
@@ -146,14 +148,17 @@ class DirectFile:
 # Weights and scales into rows
 
 _PAIR = 16  # bytes of one struct iovec: address and length
+_WORD = 8
+_ROW_WORDS = ROW_BYTES // _WORD
+_WEIGHT_WORDS = WEIGHT_BYTES // _WORD
 
 
-def _addresses(first: int, width: int, count: int) -> array.array[int]:
-    """An array of struct iovec: ``count`` slots of ``width`` bytes, one row apart."""
+def _slots(first: int, count: int) -> array.array[int]:
+    """An array of struct iovec: the places for weights in ``count`` rows from an address on."""
     table = array.array("Q", bytes(_PAIR * count))
     words = memoryview(table)
     words[0::2] = array.array("Q", range(first, first + count * ROW_BYTES, ROW_BYTES))
-    words[1::2] = array.array("Q", [width]) * count
+    words[1::2] = array.array("Q", [WEIGHT_BYTES]) * count
     return table
 
 
@@ -163,54 +168,47 @@ class RowBuffer:
     def __init__(self, rows: int) -> None:
         self.memory = buffer(rows * ROW_BYTES)
         self.view = memoryview(self.memory)
+        self._slots = _slots(ctypes.addressof(ctypes.c_char.from_buffer(self.memory)), rows)
         try:
-            self._copy = self._kernel_copy
-            self._call = _scatter_call()
-            start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-            self._weight_slots = _addresses(start, WEIGHT_BYTES, rows)
-            self._scale_slots = _addresses(start + WEIGHT_BYTES, SCALE_BYTES, rows)
+            self._scatter = _scatter_call()
+            self._copy_weights = self._by_system_call
         except (AttributeError, OSError):
-            self._copy = self._word_copy
+            self._copy_weights = self._by_words
 
     def fill(self, row: int, weights: memoryview, scales: memoryview) -> memoryview:
         """Put weights and scales of at most BLOCK_ROWS rows at ``row``; the view is those rows."""
-        count = len(scales) // SCALE_BYTES
-        self._copy(row, count, weights, scales)
-        return self.view[row * ROW_BYTES : (row + count) * ROW_BYTES]
+        rows = self.view[row * ROW_BYTES :][: len(scales) // SCALE_BYTES * ROW_BYTES]
+        self._copy_weights(rows, row, weights)
+        # A scale is one word, and a slice of words with a step is copied in C.
+        rows.cast("Q")[_WEIGHT_WORDS::_ROW_WORDS] = scales.cast("Q")
+        return rows
 
-    def _kernel_copy(self, row: int, count: int, weights: memoryview, scales: memoryview) -> None:
-        self._call(self._weight_slots, row, count, weights)
-        self._call(self._scale_slots, row, count, scales)
+    def _by_system_call(self, rows: memoryview, row: int, weights: memoryview) -> None:
+        self._scatter(self._slots, row, weights)
 
-    def _word_copy(self, row: int, count: int, weights: memoryview, scales: memoryview) -> None:
-        """A row is 33 words of eight bytes, and slices of words with a step are copied in C."""
-        target = self.view[row * ROW_BYTES : (row + count) * ROW_BYTES].cast("Q")
-        words = ROW_BYTES // 8
-        source = weights.cast("Q")
-        for word in range(WEIGHT_BYTES // 8):
-            target[word::words] = source[word :: WEIGHT_BYTES // 8]
-        target[words - 1 :: words] = scales.cast("Q")
+    def _by_words(self, rows: memoryview, row: int, weights: memoryview) -> None:
+        target, source = rows.cast("Q"), weights.cast("Q")
+        for word in range(_WEIGHT_WORDS):
+            target[word::_ROW_WORDS] = source[word::_WEIGHT_WORDS]
 
 
-def _scatter_call() -> t.Callable[[array.array[int], int, int, memoryview], None]:
+def _scatter_call() -> t.Callable[[array.array[int], int, memoryview], None]:
     """process_vm_readv on this process itself: one source, many slots. Raises OSError where it is not allowed."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    read = libc.process_vm_readv
+    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
     read.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
     read.restype = ctypes.c_ssize_t
     process = os.getpid()
 
-    def scatter(slots: array.array[int], row: int, count: int, source: memoryview) -> None:
+    def scatter(slots: array.array[int], row: int, source: memoryview) -> None:
         start = ctypes.addressof(ctypes.c_char.from_buffer(source))
         whole = array.array("Q", (start, len(source)))
-        done = read(process, slots.buffer_info()[0] + _PAIR * row, count, whole.buffer_info()[0], 1, 0)
+        done = read(process, slots.buffer_info()[0] + _PAIR * row, len(source) // WEIGHT_BYTES, whole.buffer_info()[0], 1, 0)
         if done != len(source):
             code = ctypes.get_errno() if done < 0 else errno.EIO
             raise OSError(code, os.strerror(code))
 
-    probe = bytearray(2 * ROW_BYTES)
-    slot = _addresses(ctypes.addressof(ctypes.c_char.from_buffer(probe)), WEIGHT_BYTES, 1)
-    scatter(slot, 0, 1, memoryview(bytearray(WEIGHT_BYTES)))
+    probe = bytearray(ROW_BYTES)
+    scatter(_slots(ctypes.addressof(ctypes.c_char.from_buffer(probe)), 1), 0, memoryview(bytearray(WEIGHT_BYTES)))
     return scatter
 
 

@@ -26,7 +26,7 @@ import threading
 import time
 import typing as t
 
-from ansible_collections.sparkops.inference.plugins.module_utils import _engram_files as files_
+from ansible_collections.sparkops.inference.plugins.module_utils import _engram_files as disk
 from ansible_collections.sparkops.inference.plugins.module_utils._engram import HEADER_BYTES, ROW_BYTES, SCALE_BYTES, WEIGHT_BYTES, Rows, refusal
 from ansible_collections.sparkops.inference.plugins.module_utils._engram_files import Journal, RowFile
 from ansible_collections.sparkops.inference.plugins.module_utils._engram_io import (
@@ -51,10 +51,10 @@ LONGEST_PAUSE = 900
 class Tuning:
     """How the work is cut. None of it changes a byte of the result."""
 
-    segment_rows: int = files_.SEGMENT_ROWS
+    segment_rows: int = disk.SEGMENT_ROWS
     # Rows of one read and one write.
     chunk_rows: int = 16384
-    # One computes while the others wait; more only pays with more processors.
+    # Some wait for the disk while the others compute.
     workers: int = min(8, max(4, os.cpu_count() or 1))
 
 
@@ -133,7 +133,7 @@ class Packing:
         os.fsync(self.target.fd)
         os.posix_fadvise(self.target.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.replace(self.file.partial, self.file.path)
-        files_.sync_directory(self.file.directory)
+        disk.sync_directory(self.file.directory)
         publish(self.journal)
 
     def close(self) -> None:
@@ -156,21 +156,21 @@ def publish(journal: Journal) -> None:
     file = journal.file
     hashes = [journal.hashes[number] for number in range(len(file.segments))]
     record = {
-        "format": files_.FORMAT,
+        "format": disk.FORMAT,
         "file": file.name,
         "layer": file.table.layer,
         "rows": [file.rows.low, file.rows.high],
         "size": file.size,
         "source": file.table.fingerprint,
-        "sha256": files_.total_hash(file, hashes),
+        "sha256": disk.total_hash(file, hashes),
         "segment_rows": file.segment_rows,
         "segments": hashes,
         "packed": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     write_json(file.record, record)
-    files_.sync_directory(file.directory)
+    disk.sync_directory(file.directory)
     os.unlink(file.journal)
-    files_.sync_directory(file.directory)
+    disk.sync_directory(file.directory)
 
 
 def publish_renamed(file: RowFile) -> bool:
@@ -211,10 +211,16 @@ class Crew:
     def run(self, pieces: t.Iterable[t.Any], work: t.Callable[[t.Any, Buffers], None]) -> None:
         """Do all pieces. The first error ends every worker, and is raised."""
         queue = collections.deque(pieces)
-        threads = [threading.Thread(target=self._work, args=(queue, work), daemon=True) for unused in range(min(self.tuning.workers, len(queue)))]
+        threads = [threading.Thread(target=self._work, args=(queue, work), daemon=True) for _number in range(min(self.tuning.workers, len(queue)))]
         for thread in threads:
             thread.start()
-        self._supervise(threads)
+        try:
+            self._supervise(threads)
+        finally:
+            # A cancel comes as an exception here; no file may be closed under a worker.
+            self.gate.stop()
+            for thread in threads:
+                thread.join()
         if self.errors:
             raise self.errors[0]
 
@@ -249,7 +255,7 @@ class Crew:
 
     def _respect_floor(self, paused_since: float | None, now: float) -> float | None:
         """Pause while the model needs the memory; give up when that does not end."""
-        free = files_.available_memory()
+        free = disk.available_memory()
         low = free < self.memory_floor
         self.gate.pause(low)
         if self.progress:
@@ -257,7 +263,7 @@ class Crew:
         if not low:
             return None
         if paused_since is not None and now - paused_since > LONGEST_PAUSE:
-            self.errors.append(Refused(files_.memory_refusal(free, self.memory_floor)))
+            self.errors.append(Refused(disk.memory_refusal(free, self.memory_floor)))
             self.gate.stop()
         return now if paused_since is None else paused_since
 
@@ -282,14 +288,14 @@ def pack(files: t.Sequence[RowFile], layout: dict[str, t.Any], crew: Crew) -> li
     directory = files[0].directory
     os.makedirs(directory, exist_ok=True)
     with only_one(directory):
-        problems = files_.check_directory(directory, layout, files)
+        problems = disk.check_directory(directory, layout, files)
         if problems:
             raise Refused(*problems)
-        write_json(os.path.join(directory, files_.LAYOUT_FILE), layout)
-        lacking = [file for file in files if files_.problem(file)]
+        write_json(os.path.join(directory, disk.LAYOUT_FILE), layout)
+        lacking = [file for file in files if disk.problem(file)]
         renamed = [file for file in lacking if publish_renamed(file)]
         missing = [file for file in lacking if file not in renamed]
-        problems = files_.space_refusals(directory, missing) + files_.memory_refusals(crew.memory_floor)
+        problems = disk.space_refusals(directory, missing) + disk.memory_refusals(crew.memory_floor)
         if missing and problems:
             raise Refused(*problems)
         _pack_missing(missing, crew)
@@ -328,7 +334,7 @@ def explain(exc: OSError, directory: str) -> Refused:
     """An error of the system, as a reason that a user can act on."""
     where = str(exc.filename or directory)
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        found = f"{exc.strerror}; the unfinished files were removed, {gib(files_.free_space(directory))} are free now"
+        found = f"{exc.strerror}; the unfinished files were removed, {gib(disk.free_space(directory))} are free now"
         next_step = "see what else filled the disk, then run the pack tag again"
         return Refused(refusal("space", where, found, "space for the row files of this rank", next_step))
     if isinstance(exc, EndOfFile):
@@ -342,7 +348,7 @@ def verify(files: t.Sequence[RowFile], crew: Crew) -> dict[str, list[Rows]]:
     """Read every file again and compare with the hashes of its record. Damaged rows by file; they are noted in the record."""
     damaged: dict[str, list[Rows]] = {}
     sources: dict[str, DirectFile] = {}
-    records = {file.name: files_.read_record(file.record) or {} for file in files}
+    records = {file.name: disk.read_record(file.record) or {} for file in files}
     cut = [dataclasses.replace(file, segment_rows=records[file.name]["segment_rows"]) for file in files]
 
     def check(piece: tuple[RowFile, int], buffers: Buffers) -> None:
@@ -360,7 +366,7 @@ def verify(files: t.Sequence[RowFile], crew: Crew) -> dict[str, list[Rows]]:
     with contextlib.ExitStack() as stack:
         for file in cut:
             sources[file.name] = stack.enter_context(DirectFile(file.path))
-            if files_.total_hash(file, records[file.name]["segments"]) != records[file.name]["sha256"]:
+            if disk.total_hash(file, records[file.name]["segments"]) != records[file.name]["sha256"]:
                 damaged[file.name] = [file.rows]
         if crew.progress:
             crew.progress.begin("verifying", sum(file.rows.length * ROW_BYTES for file in cut))
@@ -380,14 +386,14 @@ def work(request: t.Mapping[str, t.Any], progress: Progress | None = None) -> di
     if request["priority"] == "idle":
         be_idle()
     tuning = Tuning(**request.get("tuning") or {})
-    planned = files_.plan_files(request["source"], request["directory"], request["rank"], request["tensor_parallel"], request["layers"] or ())
+    planned = disk.plan_files(request["source"], request["directory"], request["rank"], request["tensor_parallel"], request["layers"] or ())
     files = [dataclasses.replace(file, segment_rows=tuning.segment_rows) for file in planned]
     crew = Crew(tuning, Gate(request["rate_limit"]), request["memory_floor"], progress)
     try:
         if request["state"] == "verified":
-            damaged = verify([file for file in files if not files_.problem(file)], crew)
+            damaged = verify([file for file in files if not disk.problem(file)], crew)
             return {"state": "verified", "packed": [], "damaged": sorted(damaged)}
-        layout = files_.layout(request["tensor_parallel"], request["repository"], request["revision"])
+        layout = disk.layout(request["tensor_parallel"], request["repository"], request["revision"])
         return {"state": "present", "packed": pack(files, layout, crew), "damaged": []}
     except OSError as exc:
         raise explain(exc, request["directory"]) from exc

@@ -189,7 +189,9 @@ def find_home(node: Node, solo: bool) -> None:
             "correct fabric_address of this node, or give the interface this address",
         )
         return
-    home = holders[0]
+    home = next((entry for entry in holders if entry["name"] == node.choice.interface), holders[0])
+    if len(holders) > 1:
+        node.notice(f"{node.address} is on {', '.join(entry['name'] for entry in holders)}; {home['name']} is taken, fabric_interface can say otherwise")
     unfit = UNFIT_KINDS.get(home["kind"])
     if unfit and not solo:
         node.refuse(
@@ -222,7 +224,8 @@ def check_interface_choice(node: Node, peers: t.Sequence[Node]) -> None:
         found = "up, with " + (", ".join(entry["address"] for entry in interface["addresses"]) or "no IPv4 address")
     holder = f"{node.home['name']}, which carries the fabric address {node.address}" if node.home else f"an interface with {node.address}"
     good = reaching_interfaces(node, peers) or (node.home["name"] if node.home else "none yet")
-    node.refuse("fabric.interface", f"fabric_interface {wanted}", found, holder, f"set fabric_interface to one that reaches the peers ({good}), or leave it out")
+    next_step = f"set fabric_interface to one that reaches the peers ({good}), or leave it out"
+    node.refuse("fabric.interface", f"fabric_interface {wanted}", found, holder, next_step)
 
 
 def check_home_link(node: Node, peers: t.Sequence[Node]) -> None:
@@ -239,8 +242,8 @@ def egress(node: Node, address: str) -> t.Tuple[set[str], str]:
     """Interfaces over which the node may send to an address, by longest prefix, and the gateway if there is one."""
     target = ipaddress.IPv4Address(address)
     rows = [(network_of(entry), interface["name"], "") for interface in node.facts["interfaces"] for entry in interface["addresses"]]
-    rows += [(ipaddress.ip_network(route["destination"]), route["interface"], route["gateway"]) for route in node.facts["routes"]]
-    rows = [row for row in rows if row[0].version == 4 and target in row[0]]
+    rows += [(ipaddress.IPv4Network(route["destination"]), route["interface"], route["gateway"]) for route in node.facts["routes"]]
+    rows = [row for row in rows if target in row[0]]
     longest = max((row[0].prefixlen for row in rows), default=-1)
     best = [row for row in rows if row[0].prefixlen == longest]
     return {name for dummy, name, dummy2 in best}, next((gateway for dummy, dummy2, gateway in best if gateway), "")

@@ -111,7 +111,7 @@ def read_routes(routes: t.Sequence[t.Mapping[str, t.Any]]) -> list[dict[str, t.A
             continue
         destination = "0.0.0.0/0" if route.get("dst") == "default" else str(route.get("dst"))
         try:
-            network = ipaddress.ip_network(destination, strict=False)
+            network = ipaddress.IPv4Network(destination, strict=False)
         except ValueError:
             continue
         found.append(

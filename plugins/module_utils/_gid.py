@@ -14,6 +14,7 @@ the entry script of a rank may carry it to find the index again at each start.
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import os
 import typing as t
@@ -21,7 +22,8 @@ import typing as t
 ROCE_V2 = "RoCE v2"
 
 
-class Slot(t.NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Slot:
     """One filled entry of a GID table. ``kind`` or ``interface`` is empty where the kernel would not say."""
 
     index: int
@@ -31,7 +33,7 @@ class Slot(t.NamedTuple):
     interface: str
 
     def as_dict(self) -> dict[str, t.Any]:
-        return self._asdict()
+        return dataclasses.asdict(self)
 
 
 def read_attribute(*parts: str) -> str:

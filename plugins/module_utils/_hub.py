@@ -99,7 +99,9 @@ class Patience:
             # Threads that were refused together wait together: only the time beyond what is already agreed counts.
             extra = max(0.0, now + seconds - max(self._until, now))
             if self.spent + extra > self.cap:
-                raise HubError("rate_limit_cap", f"{error.text}; {self.spent:.0f} s of the {self.cap:.0f} s allowed were already waited, it asks for {seconds:.0f} s more")
+                raise HubError(
+                    "rate_limit_cap", f"{error.text}; {self.spent:.0f} s of the {self.cap:.0f} s allowed were already waited, it asks for {seconds:.0f} s more"
+                )
             self.spent += extra
             self._until = max(self._until, now + seconds)
             until = self._until
@@ -130,8 +132,17 @@ class Hub:
 
     def __init__(self, endpoint: str, token: str | None, timeout: float) -> None:
         import huggingface_hub
-        from huggingface_hub import constants
+        from huggingface_hub import constants, set_client_factory
         from huggingface_hub.utils import build_hf_headers, get_session
+        from huggingface_hub.utils._http import default_client_factory
+
+        def client() -> t.Any:
+            made = default_client_factory()
+            made.timeout = timeout
+            made.event_hooks["response"].append(self._refuse_patience)
+            return made
+
+        set_client_factory(client)
 
         self.endpoint = endpoint.rstrip("/")
         self.token = token or None
@@ -142,6 +153,11 @@ class Hub:
         # The library's own ten seconds abort transfers on slow links.
         constants.HF_HUB_ETAG_TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT = int(timeout)
         self._api = huggingface_hub.HfApi(endpoint=self.endpoint, token=self.token or False)
+
+    def _refuse_patience(self, response: t.Any) -> None:
+        """The library waits by itself when the hub says "too many", without a word and without a limit. We do it."""
+        if response.status_code == 429:
+            raise classify(429, dict(response.headers), str(response.request.url.path), bool(self.token))
 
     def call(self, what: str, function: t.Callable[[], t.Any]) -> t.Any:
         """Run something of the library and turn its errors into ours."""
@@ -154,6 +170,10 @@ class Hub:
             if response is not None:
                 raise classify(response.status_code, dict(response.headers), what, bool(self.token)) from None
             raise HubError("unreachable", f"{what} at {self.endpoint}: {type(exc).__name__}: {exc}") from None
+
+    def commit(self, repository: str, revision: str) -> str:
+        """The commit that a branch or tag stands for now."""
+        return self.call(f"{repository} at {revision}", lambda: self._api.model_info(repository, revision=revision).sha)
 
     def files(self, repository: str, revision: str) -> list[File]:
         """Every file of a repository at a commit, with the hub's own sha256 for the large ones."""
@@ -241,6 +261,15 @@ def local_trees(folder: str, repository: str, revision: str) -> list[LocalTree]:
     return [tree for tree in found if tree.files or tree.broken]
 
 
+def snapshots(folder: str, repository: str) -> list[str]:
+    """Commits of a repository that a hub cache holds something of."""
+    found: set[str] = set()
+    for cache in (folder, os.path.join(folder, "hub")):
+        place = os.path.join(cache, "models--" + repository.replace("/", "--"), "snapshots")
+        found |= set(os.listdir(place)) if os.path.isdir(place) else set()
+    return sorted(found)
+
+
 def _cached_listing(folder: str, revision: str) -> tuple[File, ...] | None:
     """The listing that newer libraries keep per commit; a commit never changes, so it needs no network."""
     try:
@@ -303,7 +332,9 @@ def _local_file(path: str, real: str, etag: str) -> LocalFile:
     return LocalFile(path, real, os.stat(real).st_size, sha256, blob)
 
 
-def local_manifest(tree: LocalTree, repository: str, revision: str, include: t.Sequence[str], exclude: t.Sequence[str], required: t.Sequence[str]) -> Manifest | None:
+def local_manifest(
+    tree: LocalTree, repository: str, revision: str, include: t.Sequence[str], exclude: t.Sequence[str], required: t.Sequence[str]
+) -> Manifest | None:
     """The manifest of a folder that is complete by itself, or None. Only the selected files are looked at, so a
     full checkout of which an artefact needs four files counts as complete."""
     names = [*tree.files, *tree.broken]
@@ -338,4 +369,3 @@ def matches(path: str, file: File, sha256: str) -> bool:
 
 def pinned(revision: str) -> bool:
     return bool(COMMIT.fullmatch(revision))
-

@@ -27,7 +27,7 @@ _FROM = re.compile(r"^(?P<start>\s*FROM\s+(?:--platform=\S+\s+)?)(?P<image>\S+)(
 
 def with_base(dockerfile: str, base: str) -> str:
     """The Dockerfile with another first image: a builder looks for a digest at the registry even when the image is here."""
-    return _FROM.sub(lambda match: match["start"] + base + match.group(0)[match.end("image") - match.start():], dockerfile, count=1)
+    return _FROM.sub(lambda match: match["start"] + base + match.group(0)[match.end("image") - match.start() :], dockerfile, count=1)
 
 
 def floating_bases(dockerfile: str) -> list[str]:
@@ -117,7 +117,8 @@ class Build:
         last: collections.deque[str] = collections.deque(maxlen=TAIL)
         context = Context(self.request["recipe"], dockerfile, self.request["inputs"])
         with open(self.log, "wb") as log:
-            process = subprocess.Popen(self.argv(dockerfile), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(self.argv(dockerfile), stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, env=environment)
             try:
                 context.write(t.cast("t.IO[bytes]", process.stdin))
                 t.cast("t.IO[bytes]", process.stdin).close()
@@ -130,8 +131,8 @@ class Build:
                 self.progress.message = last[-1][:120] or self.progress.message
             code = process.wait()
         if code != 0:
-            tail = "\n".join(last)
-            raise Refused(self.refusal("build", f"docker build ended with {code}; its last lines:\n{tail}\nAll of it is in {self.log}", "a build that succeeds"))
+            found = "\n".join([f"docker build ended with {code}; its last lines:", *last, f"All of it is in {self.log}"])
+            raise Refused(self.refusal("build", found, "a build that succeeds"))
 
     def adopt(self) -> None:
         document = self.api.inspect_image(self.temporary)
@@ -144,7 +145,8 @@ class Build:
         self.api.call("POST", f"/images/{image.id}/tag", query={"repo": name, "tag": tag})
 
     def refusal(self, name: str, found: str, wanted: str) -> Refusal:
-        return Refusal(f"image.{name}", self.request["node"], f"build of {self.reference} from {self.request['recipe']}", found, wanted, "correct the recipe; the image that was there is untouched")
+        thing = f"build of {self.reference} from {self.request['recipe']}"
+        return Refusal(f"image.{name}", self.request["node"], thing, found, wanted, "correct the recipe; the image that was there is untouched")
 
 
 def main(words: t.Sequence[str]) -> int:

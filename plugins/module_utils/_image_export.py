@@ -56,6 +56,13 @@ class Blob(t.NamedTuple):
     media_type: str
 
 
+class Exported(t.NamedTuple):
+    """What comes with the layers: the manifest as the engine wrote it, and the config."""
+
+    manifest: bytes
+    config: bytes
+
+
 # docker save
 
 
@@ -118,7 +125,7 @@ def legacy_name(description: t.Mapping[str, t.Any], chain: str) -> str:
     hashed = {"container_config": description.get("container_config"), "created": description.get("created"), "layer_id": chain}
     if "parent" in description:
         hashed["parent"] = "sha256:" + description["parent"]
-    return _sha256(json.dumps(hashed, separators=(",", ":")).encode())[len("sha256:"):]
+    return _sha256(json.dumps(hashed, separators=(",", ":")).encode())[len("sha256:") :]
 
 
 def _sha256(data: bytes) -> str:
@@ -126,13 +133,6 @@ def _sha256(data: bytes) -> str:
 
 
 # docker push
-
-
-class Pushed(t.NamedTuple):
-    """What a push tells about an image: its manifest as the engine wrote it, and the config if it was wanted."""
-
-    manifest: bytes
-    config: bytes
 
 
 class Receiver:
@@ -165,7 +165,7 @@ class Receiver:
         self._server.shutdown()
         self._server.server_close()
 
-    def push(self, api: DockerApi, image_id: str, platform: str | None = None) -> Pushed:
+    def push(self, api: DockerApi, image_id: str, platform: str | None = None) -> Exported:
         """Let the engine push the image here. The name that it needs for that is gone afterwards."""
         tag = f"{self.name}:ship"
         api.call("POST", f"/images/{image_id}/tag", query={"repo": self.name, "tag": "ship"})
@@ -181,7 +181,9 @@ class Receiver:
             api.request("DELETE", f"/images/{tag}", query={"noprune": True})
         if self.error is not None:
             raise self.error
-        return Pushed(self.manifest, self.small.get(json.loads(self.manifest)["config"]["digest"], b""))
+        if "layers" not in json.loads(self.manifest or "{}"):
+            raise ExportError("the engine pushes an index of several platforms; only Docker 27 and newer push one of them")
+        return Exported(self.manifest, self.small.get(json.loads(self.manifest)["config"]["digest"], b""))
 
     # Called by the handlers
 
@@ -333,6 +335,25 @@ def containerd_store(info: t.Mapping[str, t.Any]) -> bool:
     return any("io.containerd.snapshotter" in str(word) for pair in info.get("DriverStatus") or () for word in pair)
 
 
+def one_platform(api: DockerApi, os_name: str, architecture: str) -> str | None:
+    """How to name the platform in an index of several, where the engine can (from API 1.46, Docker 27, on)."""
+    if api_version(api) < (1, 46):
+        return None
+    return json.dumps({"os": os_name, "architecture": architecture})
+
+
+def api_version(api: DockerApi) -> tuple[int, ...]:
+    return tuple(int(part) for part in api.version()["ApiVersion"].split("."))
+
+
+def require_room(api: DockerApi, document: t.Mapping[str, t.Any]) -> None:
+    """A classic store saves into a temporary directory of its own before the first byte comes out."""
+    info = api.info()
+    free = shutil.disk_usage(info["DockerRootDir"]).free
+    if not containerd_store(info) and free < document["Size"]:
+        raise ExportError(f"{info['DockerRootDir']} of the source has {free} bytes free, and docker save needs {document['Size']} there")
+
+
 class Exporter:
     """Wanted layers of one image of an engine, each as (blob, file) to ``sink``; then its manifest and config."""
 
@@ -342,12 +363,12 @@ class Exporter:
         self.layers: list[str] = document["RootFS"]["Layers"]
         self._file_over = pieces
 
-    def export(self, wanted: t.Collection[str], sink: t.Callable[[Blob, t.BinaryIO], None]) -> Pushed:
+    def export(self, wanted: t.Collection[str], sink: t.Callable[[Blob, t.BinaryIO], None]) -> Exported:
         if containerd_store(self.api.info()):
             return self.by_push(wanted, sink, limit=0)
         expected = sum(size for layer, size in self.sizes().items() if layer in wanted)
         # Compressing costs five times more than reading: a push pays as long as little of the image is wanted.
-        if self.document.get("RepoTags") and expected * 5 < self.document.get("Size", 0):
+        if expected * 5 < self.document.get("Size", 0):
             try:
                 return self.by_push(wanted, sink, limit=2 * expected + SMALL)
             except TooMuch:
@@ -358,7 +379,8 @@ class Exporter:
         history = self.api.call("GET", f"/images/{self.document['Id']}/history")
         return layer_sizes(self.layers, [entry.get("Size", 0) for entry in history], self.document.get("Size", 0))
 
-    def by_save(self, wanted: t.Collection[str], sink: t.Callable[[Blob, t.BinaryIO], None]) -> Pushed:
+    def by_save(self, wanted: t.Collection[str], sink: t.Callable[[Blob, t.BinaryIO], None]) -> Exported:
+        require_room(self.api, self.document)
         left = set(wanted)
         saved = Saved(self.layers)
         sizes: dict[str, int] = {}
@@ -370,10 +392,13 @@ class Exporter:
         if left:
             raise ExportError(f"the engine's archive lacks {', '.join(sorted(left))}")
         config = saved.config()
-        return Pushed(plain_manifest(config, [(layer, sizes.get(layer, 0)) for layer in self.layers]), config)
+        return Exported(plain_manifest(config, [(layer, sizes.get(layer, 0)) for layer in self.layers]), config)
 
-    def by_push(self, wanted: t.Collection[str], sink: t.Callable[[Blob, t.BinaryIO], None], limit: int) -> Pushed:
+    def by_push(self, wanted: t.Collection[str], sink: t.Callable[[Blob, t.BinaryIO], None], limit: int) -> Exported:
         """Two pushes: the first moves no known layer and tells which digest is which layer, the second moves what is wanted."""
+        if not self.document.get("RepoTags"):
+            raise TooMuch("an image without a name would be gone with the name that a push needs")
+        platform = one_platform(self.api, self.document["Os"], self.document["Architecture"])
         spool = tempfile.mkdtemp(prefix="sparkops-push-")
         blobs: dict[str, Blob] = {}
 
@@ -383,12 +408,12 @@ class Exporter:
         try:
             with Receiver(spool, pass_on) as receiver:
                 receiver.limit = limit
-                manifest = json.loads(receiver.push(self.api, self.document["Id"]).manifest)
+                manifest = json.loads(receiver.push(self.api, self.document["Id"], platform).manifest)
                 blobs.update(blobs_of(manifest, self.layers))
                 receiver.wanted = {blob.digest for blob in blobs.values() if blob.diff_id in wanted}
                 receiver.wanted_config = manifest["config"]["digest"]
                 receiver.limit *= 2
-                pushed = receiver.push(self.api, self.document["Id"])
+                pushed = receiver.push(self.api, self.document["Id"], platform)
         finally:
             shutil.rmtree(spool, ignore_errors=True)
         if receiver.wanted:

@@ -64,8 +64,8 @@ def _familiar(name: str) -> str:
     """The engine lists images of Docker Hub without its host, and official ones without their folder."""
     for host in ("docker.io/", "index.docker.io/"):
         if name.startswith(host):
-            name = name[len(host):]
-            return name[len("library/"):] if name.startswith("library/") and name.count("/") == 1 else name
+            name = name[len(host) :]
+            return name[len("library/") :] if name.startswith("library/") and name.count("/") == 1 else name
     return name
 
 

@@ -20,7 +20,10 @@ _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 _SHELL = re.compile(r"\$[A-Za-z_{(]|`")
 # A name that only one of the launchers has tells which one it was.
-_TELLTALES = {"deepseek": ("DSV41_", "DSPARK_", "ENGRAM_", "HF_ENGRAM"), "glm": ("DFLASH_", "GLM53_ADAPTIVE", "GLM53_DENSE", "MTP_TOKENS", "ABLIT", "MODEL_FALLBACK")}
+_TELLTALES = {
+    "deepseek": ("DSV41_", "DSPARK_", "ENGRAM_", "HF_ENGRAM"),
+    "glm": ("DFLASH_", "GLM53_ADAPTIVE", "GLM53_DENSE", "MTP_TOKENS", "ABLIT", "MODEL_FALLBACK"),
+}
 _HOSTS = {"HEAD": 0, "WORKER": 1, "WORKER2": 2, "WORKER3": 3}
 
 

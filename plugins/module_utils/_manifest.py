@@ -55,6 +55,8 @@ class Manifest:
     licence: dict[str, t.Any] | None = None
     # For a slim tree: which tensors its index keeps, and the index that it was made from.
     slim: dict[str, t.Any] | None = None
+    # The branch or tag that was asked for, when the profile pins no commit: ``revision`` is what it was then.
+    requested: str = ""
 
     @property
     def size(self) -> int:
@@ -68,7 +70,8 @@ class Manifest:
             "files": [file.as_dict() for file in self.files],
             "licence": self.licence,
         }
-        return {**content, "slim": self.slim} if self.slim else content
+        optional = {"slim": self.slim, "requested": self.requested}
+        return {**content, **{name: value for name, value in optional.items() if value}}
 
 
 class Problem(t.NamedTuple):
@@ -96,7 +99,7 @@ def from_dict(content: t.Any) -> Manifest:
         if content["format"] != FORMAT:
             raise ManifestError(f"manifest format {content['format']!r} is not {FORMAT}")
         files = tuple(File(safe_path(item["path"]), int(item["size"]), str(item["sha256"])) for item in content["files"])
-        return Manifest(content["repository"], content["revision"], files, content.get("licence"), content.get("slim"))
+        return Manifest(content["repository"], content["revision"], files, content.get("licence"), content.get("slim"), content.get("requested", ""))
     except (KeyError, TypeError) as exc:
         raise ManifestError(f"manifest lacks or mistypes {exc}") from exc
 
@@ -113,6 +116,19 @@ def load(tree: str) -> Manifest | None:
 def save(tree: str, manifest: Manifest) -> None:
     """Publish a manifest: the last act of a download or a copy."""
     write_json(manifest_path(tree), manifest.as_dict())
+
+
+def publish(tree: str, manifest: Manifest) -> None:
+    """Save a manifest, and remove what only its predecessor named: files of an older commit. Nothing else is touched."""
+    before = load(tree)
+    save(tree, manifest)
+    kept = {file.path for file in manifest.files}
+    for file in before.files if before else ():
+        if file.path not in kept:
+            try:
+                os.unlink(os.path.join(tree, file.path))
+            except FileNotFoundError:
+                continue
 
 
 def write_json(path: str, content: t.Any, mode: int = 0o644) -> None:

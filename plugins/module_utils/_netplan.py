@@ -77,4 +77,11 @@ def foreign_files(texts: t.Mapping[str, str], own: str, interfaces: t.Iterable[s
 def return_program(path: str, previous: str) -> str:
     """A shell program that puts the earlier state back: the previous file, or none."""
     own, before = shlex.quote(path), shlex.quote(previous)
-    return f"#!/bin/sh\n# Takes back a change of the fabric's netplan file.\nrm -f {own}\nif [ -e {before} ]; then cp -p {before} {own}; fi\nexec netplan apply\n"
+    lines = (
+        "#!/bin/sh",
+        "# Takes back a change of the fabric's netplan file.",
+        f"rm -f {own}",
+        f"if [ -e {before} ]; then cp -p {before} {own}; fi",
+        "exec netplan apply",
+    )
+    return "\n".join(lines) + "\n"

@@ -15,6 +15,7 @@ import json
 import os
 import queue
 import shlex
+import signal
 import socket
 import subprocess
 import threading
@@ -51,7 +52,16 @@ class Peer(t.NamedTuple):
     @classmethod
     def from_dict(cls, content: t.Mapping[str, t.Any], key: str, known_hosts: str) -> Peer:
         address = content["address"]
-        return cls(content["node"], address, tuple(content.get("rails") or [address]), content["user"], content["root"], key, known_hosts, int(content.get("port") or 22))
+        return cls(
+            content["node"],
+            address,
+            tuple(content.get("rails") or [address]),
+            content["user"],
+            content["root"],
+            key,
+            known_hosts,
+            int(content.get("port") or 22),
+        )
 
     def ssh(self, address: str | None = None) -> list[str]:
         """Never asks, never waits for long, trusts only the pinned host keys, and reads no configuration of the user."""
@@ -106,7 +116,9 @@ def balance(files: t.Iterable[File], bins: int) -> list[list[File]]:
 def complete_files(peer: Peer, tree: str) -> dict[str, int]:
     """Files of a peer's tree that have their final names."""
     try:
-        done = subprocess.run([*peer.ssh(), shlex.join(["weights-list", tree])], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(
+            [*peer.ssh(), shlex.join(["weights-list", tree])], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120
+        )
     except subprocess.TimeoutExpired:
         raise CopyError("link", f"{peer.user}@{peer.address}: no answer for 120 s") from None
     if done.returncode:
@@ -140,8 +152,12 @@ class Streams:
         threads = [threading.Thread(target=self._guard, args=(worker,), daemon=True) for worker in workers]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            self.stop()
+            raise
         if self.error:
             raise self.error
 
@@ -187,26 +203,31 @@ def rsync_argv(peer: Peer, rail: str, tree: str, staging: str) -> list[str]:
     shell = shlex.join(peer.ssh(rail)[:-1])
     source = f"[{rail}]" if ":" in rail else rail
     # %b is known only after a file has ended, so a line means that the file is complete.
-    return ["rsync", "--times", "--append", "--from0", "--files-from=-", "--out-format=%b %n", f"--rsh={shell}", f"{source}:{tree}/", f"{staging}/"]
+    return ["rsync", "--append", "--from0", "--files-from=-", "--out-format=%b %n", f"--rsh={shell}", f"{source}:{tree}/", f"{staging}/"]
 
 
 def _rsync_stream(peer: Peer, rail: str, tree: str, files: t.Sequence[File], sink: Sink, control: Streams) -> None:
     by_path = {file.path: file for file in files}
     argv = rsync_argv(peer, rail, tree, sink.staged("").rstrip("/"))
-    # Equal size means "nothing to append" to rsync, which then says nothing; such files are proven at the end.
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        control.on_stop(process.kill)
+    # A file that an earlier stream left whole has nothing to append, and rsync does not name it: it is proven at the end.
+    # A group of its own: rsync forks, and its ssh would outlive it.
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        control.on_stop(lambda: os.killpg(process.pid, signal.SIGKILL))
         errors: list[bytes] = []
         reader = threading.Thread(target=lambda: errors.extend(process.stderr), daemon=True)  # type: ignore[arg-type]
         reader.start()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write("\0".join(by_path).encode() + b"\0")  # type: ignore[union-attr]
             process.stdin.close()  # type: ignore[union-attr]
+        last = None
         for line in process.stdout:  # type: ignore[union-attr]
             name = line.decode("utf-8", "replace").rstrip("\n").partition(" ")[2]
-            file = by_path.pop(name, None)
-            if file:
-                sink.arrived(file, None)
+            if name not in by_path:
+                continue
+            # rsync still sets the times of a file that it has just named; it is done with it when it names the next.
+            if last:
+                sink.arrived(by_path.pop(last), None)
+            last = name
         code = process.wait()
         reader.join(5)
     if code:
@@ -226,7 +247,7 @@ def fabric_session(peer: Peer) -> t.Iterator[tuple[bytes, list[tuple[str, int]]]
                 process.stdin.close()  # type: ignore[union-attr]
                 raise peer.explain(process.stderr.read().decode("utf-8", "replace"), process.wait())  # type: ignore[union-attr]
             offer = json.loads(line)
-            yield bytes.fromhex(offer["secret"]), [(address, port) for address, port in offer["listen"]]
+            yield bytes.fromhex(offer["secret"]), [tuple(place) for place in offer["listen"]]
         finally:
             process.kill()
 
@@ -238,7 +259,9 @@ def fabric_copy(peer: Peer, tree: str, files: t.Sequence[File], streams: int, si
         work.put(file)
     with fabric_session(peer) as (secret, listeners):
         count = min(max(streams, len(listeners)), len(files))
-        control.run([lambda place=listeners[number % len(listeners)]: _fabric_stream(peer, place, secret, tree, work, sink, control) for number in range(count)])
+        control.run(
+            [lambda place=listeners[number % len(listeners)]: _fabric_stream(peer, place, secret, tree, work, sink, control) for number in range(count)]
+        )
 
 
 def _fabric_stream(peer: Peer, place: tuple[str, int], secret: bytes, tree: str, work: queue.SimpleQueue[File], sink: Sink, control: Streams) -> None:

@@ -142,7 +142,7 @@ _GROUP: dict[str, dict[str, t.Any]] = {
     "serve_files": {
         "kind": "dict",
         "default": {},
-        "upstream": ["CHAT_TEMPLATE_HOST", "EXL3_OVERLAY_HOST", "KMAP_HOST"],
+        "upstream": ["EXL3_OVERLAY_HOST", "KMAP_HOST"],
         "description": "Files of the controller that are mounted read-only on all ranks, by their path in the container."
         " A relative path is one beside the inventory.",
     },
@@ -175,7 +175,6 @@ _GROUP: dict[str, dict[str, t.Any]] = {
     "weights_root": {
         "kind": "path",
         "scope": "node",
-        "upstream": ["HF_HOME", "WORKER_HOME"],
         "description": "The directory of model files on a node. The default is C(weights) in the state directory.",
     },
     "bootstrap_packages": {
@@ -201,7 +200,7 @@ _GROUP: dict[str, dict[str, t.Any]] = {
     "fabric_address": {
         "kind": "str",
         "scope": "node",
-        "form": "an IP address of the host on the CX7 network",
+        "form": "an IPv4 address of the host on the CX7 network",
         "upstream": ["HEAD_IP", "WORKER_IP", "WORKER2_IP", "WORKER3_IP"],
         "description": "The address of the host on the fabric, used only between the nodes.",
     },
@@ -309,6 +308,44 @@ _FABRIC: dict[str, dict[str, t.Any]] = {
         "kind": "path",
         "role": "fabric",
         "description": "Where network configuration files lie on the nodes, for tests.",
+    },
+    "fabric_configure": {
+        "kind": "bool",
+        "default": False,
+        "choices": [],
+        "role": "fabric",
+        "description": "Whether the role writes a netplan file for the fabric rails (addresses, MTU, no IPv6). A change that cuts the node off is "
+        "taken back by itself.",
+    },
+    "fabric_rail_addresses": {
+        "kind": "dict",
+        "scope": "node",
+        "role": "fabric",
+        "description": "Interface to list of addresses with prefix length, for fabric_configure. The default is what the rails have now.",
+    },
+    "fabric_mtu": {
+        "kind": "int",
+        "default": 9000,
+        "minimum": 1280,
+        "maximum": 9978,
+        "role": "fabric",
+        "description": "MTU that fabric_configure gives to every rail.",
+    },
+    "fabric_return_seconds": {
+        "kind": "int",
+        "default": 120,
+        "minimum": 30,
+        "maximum": 3600,
+        "role": "fabric",
+        "description": "Time after which an unconfirmed change of fabric_configure is taken back.",
+    },
+    "fabric_bandwidth_floor": {
+        "kind": "float",
+        "default": 0,
+        "minimum": 0,
+        "maximum": 800,
+        "role": "fabric",
+        "description": "Gb/s that each rail must move; above 0 it is measured with ib_write_bw before a group starts (perftest on the nodes).",
     },
 }
 
@@ -714,6 +751,7 @@ _WEIGHTS: dict[str, dict[str, t.Any]] = {
         "kind": "list",
         "default": ["~/.cache/huggingface/hub"],
         "role": "weights",
+        "upstream": ["HF_HOME", "MODEL_HOST", "ENGRAM_DIR"],
         "description": "Folders on the node that may hold complete trees already: a hub cache in any layout, or a plain download folder. They are "
         "adopted by the pinned commit, with hard links. C(~) is the home of the node's account.",
     },

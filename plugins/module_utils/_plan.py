@@ -30,7 +30,7 @@ PREFIXES = ("serve_", "weights_", "weight_sync_", "image_", "bootstrap_", "fabri
 OPEN_API = "api.open"
 TWO_WAYS = "settings.two_ways"
 # What an expert may accept besides the rules of a profile.
-ACCEPTABLE = (OPEN_API, TWO_WAYS)
+ACCEPTABLE = (OPEN_API, TWO_WAYS, "memory.headroom", "memory.floor", "memory.gpu_tenant", "memory.guard_floor")
 
 _RESERVED_NAMES = ("serve_nodes", "serve_profile", "serve_profile_paths")
 
@@ -145,9 +145,14 @@ class _Planner:
         return result, []
 
     def _refuse_broken(self) -> None:
+        hosts: dict[tuple[str, str], list[str]] = {}
         for host, names in self.request.broken.items():
             for name, reason in names.items():
-                self.refuse("settings.template", name, f"a value that cannot be worked out: {reason}", "a value", f"mend {name} in the inventory", host)
+                hosts.setdefault((name, reason), []).append(host)
+        for (name, reason), where in hosts.items():
+            # A group variable is broken on all hosts alike: that is one fault, not one for each.
+            node = where[0] if len(where) == 1 and len(self.request.hosts) > 1 else ""
+            self.refuse("settings.template", name, f"a value that cannot be worked out: {reason}", "a value", f"mend {name} in the inventory", node)
 
     # -- hosts -------------------------------------------------------------------------------------------------
 
@@ -156,16 +161,29 @@ class _Planner:
         if is_unset(raw):
             members = ", ".join(self.request.play_hosts) or self.request.host
             self.refuse(
-                "nodes.undefined", "serve_nodes", "nothing", self.known["serve_nodes"].wanted, f"set serve_nodes for the group, in rank order (this play has {members})"
+                "nodes.undefined",
+                "serve_nodes",
+                "nothing",
+                self.known["serve_nodes"].wanted,
+                f"set serve_nodes for the group, in rank order (this play has {members})",
             )
             return []
         nodes = group_nodes(raw)
         for name in sorted({name for name in nodes if nodes.count(name) > 1}):
-            self.refuse("nodes.twice", "serve_nodes", f"{name} {nodes.count(name)} times", "each host once", "name each host once in serve_nodes", name)
+            self.refuse(
+                "nodes.twice", "serve_nodes", f"{name} {nodes.count(name)} times", "each host once", "name each host once in serve_nodes", name
+            )
         for name in nodes:
             if name not in self.request.inventory:
                 hint = language.near(name, self.request.inventory)
-                self.refuse("nodes.not_in_inventory", "serve_nodes", f"{name}, which the inventory does not have{hint}", "hosts of the inventory", "correct serve_nodes or add the host", name)
+                self.refuse(
+                    "nodes.not_in_inventory",
+                    "serve_nodes",
+                    f"{name}, which the inventory does not have{hint}",
+                    "hosts of the inventory",
+                    "correct serve_nodes or add the host",
+                    name,
+                )
         self._refuse_same_machine(nodes)
         for name in self.request.play_hosts:
             if nodes and name not in nodes:
@@ -178,7 +196,12 @@ class _Planner:
             connection = self.request.connections.get(name)
             if connection and connection in seen:
                 self.refuse(
-                    "nodes.same_machine", "connection", f"{connection}, as {seen[connection]} has", "another machine for each rank", f"correct ansible_host of {name} or {seen[connection]}", name
+                    "nodes.same_machine",
+                    "connection",
+                    f"{connection}, as {seen[connection]} has",
+                    "another machine for each rank",
+                    f"correct ansible_host of {name} or {seen[connection]}",
+                    name,
                 )
             elif connection:
                 seen[connection] = name
@@ -189,14 +212,30 @@ class _Planner:
             text = given.node.get(name, {}).get("fabric_address")
             if text is None:
                 if len(self.nodes) > 1 and name in self.request.inventory and "fabric_address" not in given.refused.get(name, ()):
-                    self.refuse("fabric.address_missing", "fabric_address", "nothing", self.known["fabric_address"].wanted, f"set fabric_address of {name}", name)
+                    self.refuse(
+                        "fabric.address_missing",
+                        "fabric_address",
+                        "nothing",
+                        self.known["fabric_address"].wanted,
+                        f"set fabric_address of {name}",
+                        name,
+                    )
                 continue
             address = _usable_address(text)
             if address is None:
-                self.refuse("fabric.address_invalid", "fabric_address", text, self.known["fabric_address"].wanted, f"correct fabric_address of {name}", name)
+                self.refuse(
+                    "fabric.address_invalid", "fabric_address", text, self.known["fabric_address"].wanted, f"correct fabric_address of {name}", name
+                )
             elif address in addresses.values():
                 other = next(other for other, value in addresses.items() if value == address)
-                self.refuse("fabric.address_twice", "fabric_address", f"{address}, as {other} has", "an address of its own for each host", f"correct fabric_address of {name} or {other}", name)
+                self.refuse(
+                    "fabric.address_twice",
+                    "fabric_address",
+                    f"{address}, as {other} has",
+                    "an address of its own for each host",
+                    f"correct fabric_address of {name} or {other}",
+                    name,
+                )
             else:
                 addresses[name] = address
         if len(self.nodes) == 1 and not addresses:
@@ -248,7 +287,7 @@ class _Planner:
         """The raw values of a variable by host, for all hosts that we look at."""
         hosts = list(dict.fromkeys([*self.nodes, self.request.host]))
         if name in self.request.play_vars:
-            return {host: self.request.play_vars[name] for host in hosts}
+            return dict.fromkeys(hosts, self.request.play_vars[name])
         return {host: self.request.hosts[host][name] for host in hosts if name in self.request.hosts.get(host, {})}
 
     def _given(self) -> _Given:
@@ -276,7 +315,9 @@ class _Planner:
                 given.refused.setdefault(host, set()).add(option.name)
                 node = host if option.scope == "node" else ""
                 hint = f" ({error.hint})" if error.hint else ""
-                self.refuse("settings.value", option.name, error.found + hint, error.wanted, f"correct {option.name}, or leave it out for the default", node)
+                self.refuse(
+                    "settings.value", option.name, error.found + hint, error.wanted, f"correct {option.name}, or leave it out for the default", node
+                )
         return values
 
     def _one_value(self, option: Option, values: dict[str, t.Any], given: _Given) -> None:
@@ -285,8 +326,12 @@ class _Planner:
             if value not in distinct:
                 distinct.append(value)
         if len(distinct) > 1:
-            found = ", ".join(f"{host}: {'a value that is not shown' if option.secret else 'nothing' if value is None else value}" for host, value in values.items())
-            self.refuse("settings.differs", option.name, found, "one value for the whole group", f"set {option.name} for the group and not for single hosts")
+            found = ", ".join(
+                f"{host}: {'a value that is not shown' if option.secret else 'nothing' if value is None else value}" for host, value in values.items()
+            )
+            self.refuse(
+                "settings.differs", option.name, found, "one value for the whole group", f"set {option.name} for the group and not for single hosts"
+            )
         given.group[option.name] = distinct[0]
 
     def _settings(self, given: _Given) -> _Settings | None:
@@ -303,7 +348,13 @@ class _Planner:
             try:
                 settings.get(name)
             except (language.LanguageError, ConversionError) as error:
-                self.refuse("profile.invalid", f"profile {values.get('serve_profile')}", f"the default of {name}: {error}", "a default of the option's own kind", "correct the profile's file")
+                self.refuse(
+                    "profile.invalid",
+                    f"profile {values.get('serve_profile')}",
+                    f"the default of {name}: {error}",
+                    "a default of the option's own kind",
+                    "correct the profile's file",
+                )
                 return None
         return settings
 
@@ -357,35 +408,71 @@ class _Planner:
                 continue
             port = settings[name]
             if port in owners:
-                self.refuse("settings.same_port", name, f"{port}, as {owners[port]} has", "a port of its own for each", f"change {name} or {owners[port]}")
+                self.refuse(
+                    "settings.same_port", name, f"{port}, as {owners[port]} has", "a port of its own for each", f"change {name} or {owners[port]}"
+                )
             owners.setdefault(port, name)
 
     def _check_environment(self, settings: _Settings) -> None:
         template = self.profile.get("environment") or {}
         for name, value in settings["serve_environment"].items():
             if isinstance(value, (bool, list, dict)):
-                self.refuse("settings.value", f"serve_environment.{name}", str(value), "a text or a number", "write it in quotes, exactly as the engine wants it")
+                self.refuse(
+                    "settings.value",
+                    f"serve_environment.{name}",
+                    str(value),
+                    "a text or a number",
+                    "write it in quotes, exactly as the engine wants it",
+                )
             if value == "":
-                self.refuse("settings.value", f"serve_environment.{name}", "an empty text", "a value, or null to take the variable away", "an empty variable is not an absent one: NCCL reads it as 0")
+                self.refuse(
+                    "settings.value",
+                    f"serve_environment.{name}",
+                    "an empty text",
+                    "a value, or null to take the variable away",
+                    "an empty variable is not an absent one: NCCL reads it as 0",
+                )
             if not name or "=" in name or "\0" in name:
                 self.refuse("settings.value", "serve_environment", repr(name), "names of environment variables", "correct the name")
             if name in engine.RESERVED_ENVIRONMENT:
                 self.refuse(
-                    "settings.reserved", f"serve_environment.{name}", "a value", "nothing: it is set for each rank by the collection", f"use {engine.RESERVED_ENVIRONMENT[name]} instead"
+                    "settings.reserved",
+                    f"serve_environment.{name}",
+                    "a value",
+                    "nothing: it is set for each rank by the collection",
+                    f"use {engine.RESERVED_ENVIRONMENT[name]} instead",
                 )
             owners = sorted(language.placeholders(template.get(name)) & set(self.known))
             if owners and not self._accepted(TWO_WAYS, settings, f"serve_environment.{name} stands over {owners[0]}"):
-                self.refuse(TWO_WAYS, f"serve_environment.{name}", "a value", "one place for each setting", f"use {owners[0]} instead, or accept it with serve_accept_rules: [{TWO_WAYS}]")
+                self.refuse(
+                    TWO_WAYS,
+                    f"serve_environment.{name}",
+                    "a value",
+                    "one place for each setting",
+                    f"use {owners[0]} instead, or accept it with serve_accept_rules: [{TWO_WAYS}]",
+                )
 
     def _check_arguments(self, settings: _Settings, result: dict[str, t.Any]) -> None:
         owned = self._argument_owners(result)
         for item in settings["serve_extra_arguments"]:
             flag = str(item).split("=", 1)[0] if isinstance(item, str) else ""
             if flag in engine.RESERVED_ARGUMENTS:
-                self.refuse("settings.reserved", "serve_extra_arguments", flag, "nothing that the collection sets itself", f"use {engine.RESERVED_ARGUMENTS[flag]} instead")
+                self.refuse(
+                    "settings.reserved",
+                    "serve_extra_arguments",
+                    flag,
+                    "nothing that the collection sets itself",
+                    f"use {engine.RESERVED_ARGUMENTS[flag]} instead",
+                )
             elif flag in owned and not self._accepted(TWO_WAYS, settings, f"{flag} in serve_extra_arguments stands over the profile's"):
                 instead = f"use {owned[flag]} instead" if owned[flag] else "leave it out, the profile sets it"
-                self.refuse(TWO_WAYS, "serve_extra_arguments", flag, "one place for each setting", f"{instead}, or accept it with serve_accept_rules: [{TWO_WAYS}]")
+                self.refuse(
+                    TWO_WAYS,
+                    "serve_extra_arguments",
+                    flag,
+                    "one place for each setting",
+                    f"{instead}, or accept it with serve_accept_rules: [{TWO_WAYS}]",
+                )
 
     def _argument_owners(self, result: dict[str, t.Any]) -> dict[str, str]:
         """The flags that the profile can emit, with the option that decides each, as far as one does."""
@@ -414,7 +501,13 @@ class _Planner:
         for id in settings["serve_accept_rules"]:
             if id not in rules and id not in ACCEPTABLE:
                 known = sorted([*rules, *ACCEPTABLE])
-                self.refuse("settings.accept_rules", "serve_accept_rules", f"{id}{language.near(id, known)}", "ids of rules: " + ", ".join(known), "correct or remove the id")
+                self.refuse(
+                    "settings.accept_rules",
+                    "serve_accept_rules",
+                    f"{id}{language.near(id, known)}",
+                    "ids of rules: " + ", ".join(known),
+                    "correct or remove the id",
+                )
         spec = _preview(result)
         for id, rule in rules.items():
             wanted = f"{rule['says']} ({rule['reason'].rstrip('.')})"
@@ -450,7 +543,10 @@ class _Planner:
                 "mounts": self.profile.get("mounts") or {},
                 "hooks": self.profile.get("hooks") or {},
             }
-            passed_on = {part: language.resolve(self.profile.get(part) or {}, settings) for part in ("proof", "warmup", "sampling", "memory", "expected", "engram")}
+            passed_on = {
+                part: language.resolve(self.profile.get(part) or {}, settings)
+                for part in ("proof", "warmup", "sampling", "memory", "expected", "engram")
+            }
             artefacts = self._artefacts(settings)
             files = self._files(settings)
             image = self._image(settings)
@@ -529,7 +625,13 @@ class _Planner:
                 self.refuse("settings.value", owner, target, "absolute paths in the container as names", f"correct {owner}")
             elif vector_length is not None and facts["vector_length"] != vector_length:
                 length = facts["vector_length"] or "no readable number of"
-                self.refuse("settings.vector", owner, f"{length} elements in {path}", f"a vector of {vector_length:g} elements, the model's hidden size", f"correct {owner}")
+                self.refuse(
+                    "settings.vector",
+                    owner,
+                    f"{length} elements in {path}",
+                    f"a vector of {vector_length:g} elements, the model's hidden size",
+                    f"correct {owner}",
+                )
             else:
                 name = target.strip("/").replace("/", "_")
                 result.append({"name": name, "source": facts["source"], "target": target, "sha256": facts["sha256"], "size": facts["size"]})
@@ -568,7 +670,8 @@ class _Given:
 
 def _usable_address(text: str) -> str | None:
     try:
-        address = ipaddress.ip_address(text)
+        # RoCE finds a node by the GID that holds its IPv4 address.
+        address = ipaddress.IPv4Address(text)
     except ValueError:
         return None
     if address.is_loopback or address.is_unspecified or address.is_multicast or address.is_link_local:
@@ -590,7 +693,11 @@ def placeholder_node(plan: t.Mapping[str, t.Any], name: str) -> dict[str, t.Any]
     return {
         "state_dir": f"{state_root}/{plan['deployment']}",
         "weights_root": own["weights_root"] or f"{state_root}/weights",
-        "fabric": {"address": plan["addresses"].get(name), "interface": own["fabric_interface"], "hcas": [name.lstrip("=") for name in own["fabric_hcas"] or []]},
+        "fabric": {
+            "address": plan["addresses"].get(name),
+            "interface": own["fabric_interface"],
+            "hcas": [name.lstrip("=") for name in own["fabric_hcas"] or []],
+        },
     }
 
 

@@ -22,7 +22,9 @@ KEY_MOUNT = "/sparkops-key"
 Node = t.Mapping[str, t.Any]
 
 
-def rank_specs(plan: Node, nodes: t.Mapping[str, Node], image_id: str | None, entry_sha256: str | None, key_hmac: str | None) -> list[dict[str, t.Any]]:
+def rank_specs(
+    plan: Node, nodes: t.Mapping[str, Node], image_id: str | None, entry_sha256: str | None, key_hmac: str | None
+) -> list[dict[str, t.Any]]:
     """The specs of all ranks, labelled. ``nodes`` holds each node's own facts by inventory name."""
     specs = [_bare_spec(plan, rank, nodes[name], image_id, entry_sha256, key_hmac) for rank, name in enumerate(plan["nodes"])]
     hashes = [digest(spec) for spec in specs]
@@ -74,7 +76,7 @@ def _bare_spec(plan: Node, rank: int, node: Node, image_id: str | None, entry_sh
         "gpus": container.get("gpus"),
         "log": dict(container.get("log", {"driver": "json-file", "options": {"max-size": "100m", "max-file": "5"}})),
         "restart_policy": "no",
-        "entry": _entry(plan, place, names, has_key),
+        "entry": _entry(plan, place, node, names, has_key),
         "entry_sha256": entry_sha256,
         "api_key_hmac": key_hmac if has_key else None,
         "files": {file["target"]: file["sha256"] for file in plan["files"]},
@@ -98,17 +100,17 @@ def _place(plan: Node, rank: int, node: Node) -> engine.Place:
 def names_for(plan: Node, place: engine.Place, node: Node) -> collections.ChainMap[str, t.Any]:
     """All names that a profile's container may read."""
     state_dir = node["state_dir"]
+    settings = {**plan["settings"], **plan["node_settings"].get(plan["nodes"][place.rank], {})}
     own = {
         "ranks": place.ranks,
         "node.state_dir": state_dir,
-        "node.cache_root": node.get("cache_root") or f"{state_dir}/cache",
+        "node.cache_root": settings["serve_cache_root"] or f"{state_dir}/cache",
         "node.weights_root": node["weights_root"],
         "node.home": (node.get("user") or {}).get("home"),
         # Only a node whose packed rows were checked says where they are.
         "node.engram_packed_dir": node.get("engram_packed_dir"),
     }
     own.update({f"artefact.{artefact['name']}": artefact["mount"] for artefact in plan["artefacts"]})
-    settings = {**plan["settings"], **plan["node_settings"].get(plan["nodes"][place.rank], {})}
     return collections.ChainMap(own, settings)
 
 
@@ -141,19 +143,25 @@ def _mounts(plan: Node, names: t.Mapping[str, t.Any], has_key: bool) -> list[dic
             continue
         source = language.resolve(mount["source"], names)
         if source is not None:
-            mounts.append(_mount(source, mount["target"], mount.get("read_only", True)))
+            mounts.append(_mount(_at_home(source, names["node.home"]), mount["target"], mount.get("read_only", True)))
     return mounts
+
+
+def _at_home(path: str, home: str | None) -> str:
+    """A path of the user's with the home that it has on this node; no other node's home is ever meant."""
+    return f"{home}{path[1:]}" if home and path.startswith("~/") else path
 
 
 def _mount(source: str, target: str, read_only: bool = True) -> dict[str, t.Any]:
     return {"source": source, "target": target, "read_only": read_only}
 
 
-def _entry(plan: Node, place: engine.Place, names: t.Mapping[str, t.Any], has_key: bool) -> dict[str, t.Any]:
+def _entry(plan: Node, place: engine.Place, node: Node, names: t.Mapping[str, t.Any], has_key: bool) -> dict[str, t.Any]:
     """What the entry script reads: everything that is decided at each start and not once and for all."""
     hooks = plan["template"]["hooks"]
     wanted = hooks and language.holds(hooks.get("when"), names)
     policy = plan["settings"]["fabric_gid_policy"]
+    own_addresses = ((node.get("fabric") or {}).get("gid") or {}).get("addresses") or {}
     return {
         "format": 1,
         "rank": place.rank,
@@ -161,6 +169,8 @@ def _entry(plan: Node, place: engine.Place, names: t.Mapping[str, t.Any], has_ke
             "policy": policy if place.ranks > 1 and place.hcas else "unpinned",
             "index": names["fabric_gid_index"] if policy == "index" else None,
             "address": place.address,
+            # Each half of a port has an address of its own; the rank's is only that of the first.
+            **({"addresses": own_addresses} if own_addresses else {}),
             "hcas": list(place.hcas),
         },
         "key": {"file": f"{KEY_MOUNT}/api_key", "variable": engine.API_KEY_VARIABLE} if has_key else None,

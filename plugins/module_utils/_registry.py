@@ -34,7 +34,10 @@ _KINDS = (
     ("limit", re.compile(r"toomanyrequests|rate limit", re.IGNORECASE)),
     (
         "unreachable",
-        re.compile(r"dial tcp|no such host|timeout|deadline exceeded|unreachable|connection refused|connection reset|i/o|EOF|proxyconnect|50[234] ", re.IGNORECASE),
+        re.compile(
+            r"dial tcp|no such host|timeout|deadline exceeded|unreachable|connection refused|connection reset|i/o|EOF|proxyconnect|50[234] ",
+            re.IGNORECASE,
+        ),
     ),
 )
 

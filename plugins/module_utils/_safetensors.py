@@ -58,7 +58,7 @@ def parse_header(raw: bytes) -> Header:
 
 def _tensor_end(name: str, tensor: t.Any) -> int:
     offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
-    valid = isinstance(offsets, list) and len(offsets) == 2 and all(type(value) is int for value in offsets)
+    valid = isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(value, int) and not isinstance(value, bool) for value in offsets)
     if not valid or not 0 <= offsets[0] <= offsets[1]:
         raise BadSafetensors(f"tensor {name} has no valid data_offsets")
     return offsets[1]

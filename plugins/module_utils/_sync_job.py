@@ -157,7 +157,14 @@ class SyncJob:
             problems = [item for item in manifests.check_hashes(copy.tree, copy.manifest.files, progress=self.count, drop=True) if item.kind == "hash"]
             note_damage(copy.tree, (item.path for item in problems))
             refusals += [
-                Refusal("sync.damaged", self.node, f"{copy.name}: {copy.tree}/{item.path}", item.text, "the file of the manifest", "run the sync play without the verify tag: it brings only this file")
+                Refusal(
+                    "sync.damaged",
+                    self.node,
+                    f"{copy.name}: {copy.tree}/{item.path}",
+                    item.text,
+                    "the file of the manifest",
+                    "run the sync play without the verify tag: it brings only this file",
+                )
                 for item in problems
             ]
         if refusals:
@@ -178,7 +185,14 @@ class SyncJob:
 
     def missing_refusal(self, copy: Copy) -> Refusal:
         names = ", ".join(file.path for file in copy.todo[:5]) or "the manifest"
-        return Refusal("sync.incomplete", self.node, f"{copy.name} in {copy.tree}", f"{len(copy.todo)} files missing or different ({names})", "the full manifest", "set weight_sync_policy to auto, which copies them")
+        return Refusal(
+            "sync.incomplete",
+            self.node,
+            f"{copy.name} in {copy.tree}",
+            f"{len(copy.todo)} files missing or different ({names})",
+            "the full manifest",
+            "set weight_sync_policy to auto, which copies them",
+        )
 
     def check_space(self, work: t.Sequence[Copy]) -> None:
         """Say what comes, and refuse before the first byte when it can't fit. Only what lacks counts."""
@@ -212,7 +226,7 @@ class SyncJob:
             self.pull(copy)
         seconds = time.monotonic() - began
         self.check_headers(copy)
-        manifests.save(copy.tree, copy.manifest)
+        manifests.publish(copy.tree, copy.manifest)
         note_damage(copy.tree, ())
         shutil.rmtree(copy.staging, ignore_errors=True)
         self.progress.begin("evict", message="giving the copied pages back")
@@ -300,12 +314,24 @@ class SyncJob:
             if text:
                 problems.append(manifests.Problem(file.path, "header", text))
         if problems:
-            raise Refused(*(Refusal("sync.incomplete", self.node, f"{copy.name}: {copy.tree}/{item.path}", item.text, "a complete file", "run the sync play again") for item in problems))
+            raise Refused(
+                *(
+                    Refusal("sync.incomplete", self.node, f"{copy.name}: {copy.tree}/{item.path}", item.text, "a complete file", "run the sync play again")
+                    for item in problems
+                )
+            )
 
 
 def space_refusal(node: str, short: manifests.Shortage) -> Refusal:
     parts = " + ".join(f"{need.what} {gib(need.size)}" for need in short.parts)
-    return Refusal("sync.space", node, f"filesystem of {short.path}", f"{gib(short.free)} free", f"{gib(short.needed)} ({parts}, and a margin)", "free space, or set weights_root to a larger filesystem")
+    return Refusal(
+        "sync.space",
+        node,
+        f"filesystem of {short.path}",
+        f"{gib(short.free)} free",
+        f"{gib(short.needed)} ({parts}, and a margin)",
+        "free space, or set weights_root to a larger filesystem",
+    )
 
 
 def sizes_below(folder: str) -> t.Iterator[tuple[str, int]]:

@@ -19,7 +19,9 @@ import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils._hub import TRANSIENT, HubError, Patience
 
-BLOCK = 1024 * 1024
+# Bytes that a kill can cost per stream.
+BLOCK = 128 * 1024
+MIB = 1024 * 1024
 HEADER_BYTES = 4096
 # Top bit of a counter: the part was flushed to the disk, so it is there after a power cut too.
 _SYNCED = 1 << 63
@@ -116,7 +118,7 @@ class RangeFetcher:
         identity: str,
         patience: Patience,
         streams: int = 8,
-        smallest_part: int = 64 * BLOCK,
+        smallest_part: int = 64 * MIB,
         stall_seconds: float = 120,
         progress: t.Callable[[int], None] | None = None,
     ) -> None:

@@ -163,10 +163,11 @@ def install_code(modules: t.Iterable[types.ModuleType], library: str) -> str:
         for item in modules:
             spec = importlib.util.find_spec(item.__name__)
             source = spec.loader.get_source(item.__name__)  # type: ignore[union-attr]
-        # On a controller the loader is Ansible's own, which gives bytes.
-        sources[item.__name__.rsplit(".", 1)[1]] = source.decode() if isinstance(source, bytes) else source
+            # On a controller the loader is Ansible's own, which gives bytes.
+            sources[item.__name__.rsplit(".", 1)[1]] = source.decode() if isinstance(source, bytes) else source
     digest = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:16]
-    root = os.path.join(library, digest)
+    # A folder for each account: code that root runs is not in one that another account may write, and the other way round.
+    root = os.path.join(f"{library}-{os.geteuid()}", digest)
     if os.path.exists(root):
         return root
     building = f"{root}.{secrets.token_hex(4)}"
@@ -430,13 +431,35 @@ class LongModule:
         outcome = self.job.outcome(run_id)
         if outcome is None:
             tail = self.job.last_words()
-            self.fail([self.refusal("job_died", f"unit {self.job.name}", f"it ended without a result; its last lines: {tail or 'none'}", "a finished run", "run again: what arrived is kept and counts")])
+            self.fail(
+                [
+                    self.refusal(
+                        "job_died",
+                        f"unit {self.job.name}",
+                        f"it ended without a result; its last lines: {tail or 'none'}",
+                        "a finished run",
+                        "run again: what arrived is kept and counts",
+                    )
+                ]
+            )
         if outcome.get("cancelled"):
-            self.fail([self.refusal("cancelled", f"unit {self.job.name}", "stopped on request", "a finished run", "run again: what arrived is kept and counts")])
+            self.fail(
+                [self.refusal("cancelled", f"unit {self.job.name}", "stopped on request", "a finished run", "run again: what arrived is kept and counts")]
+            )
         if outcome.get("refusals"):
             self.fail([Refusal(**item) for item in outcome["refusals"]])
         if not outcome["ok"]:
-            self.fail([self.refusal("job_error", f"unit {self.job.name}", outcome.get("error", "an error"), "a finished run", f"see journalctl -u {self.job.name} on the node")])
+            self.fail(
+                [
+                    self.refusal(
+                        "job_error",
+                        f"unit {self.job.name}",
+                        outcome.get("error", "an error"),
+                        "a finished run",
+                        f"see journalctl -u {self.job.name} on the node",
+                    )
+                ]
+            )
         return outcome
 
     def result(self, artefacts: t.Sequence[t.Mapping[str, t.Any]], outcome: t.Mapping[str, t.Any] | None = None, **more: t.Any) -> dict[str, t.Any]:

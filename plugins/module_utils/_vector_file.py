@@ -25,7 +25,7 @@ def vector_length(content: bytes) -> int | None:
     for read in (_numpy, _torch, _safetensors):
         try:
             length = read(content)
-        except (ValueError, KeyError, IndexError, TypeError, SyntaxError, struct.error, zipfile.BadZipFile):
+        except (ValueError, LookupError, TypeError, AttributeError, SyntaxError, StopIteration, struct.error, zipfile.BadZipFile):
             length = None
         if length is not None:
             return length

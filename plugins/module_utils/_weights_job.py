@@ -29,6 +29,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._hub import (
     LocalFile,
     Patience,
     matches,
+    snapshots,
 )
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import File, Manifest, Need, gib
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
@@ -40,6 +41,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._weights_state 
     adoptable,
     candidates,
     damaged,
+    look,
     note_damage,
     tree_lock,
 )
@@ -103,7 +105,13 @@ class WeightsJob:
             self.check_space(plans)
             for plan in plans:
                 self.bring(plan)
-        return {"changed": bool(plans), "artefacts": self.report, "notices": self.notices, "verified": self.request["verify"], "download": self.request["download"]}
+        return {
+            "changed": bool(plans),
+            "artefacts": self.report,
+            "notices": self.notices,
+            "verified": self.request["verify"],
+            "download": self.request["download"],
+        }
 
     def lock(self, locks: contextlib.ExitStack, tree: str) -> None:
         try:
@@ -132,7 +140,14 @@ class WeightsJob:
             note_damage(tree, (problem.path for problem in problems if problem.kind == "hash"))
             for problem in problems:
                 refusals.append(
-                    Refusal("weights.damaged", self.node, f"{artefact.name}: {tree}/{problem.path}", problem.text, "the file of the manifest", "run the weights play without the verify tag: it fetches only this file")
+                    Refusal(
+                        "weights.damaged",
+                        self.node,
+                        f"{artefact.name}: {tree}/{problem.path}",
+                        problem.text,
+                        "the file of the manifest",
+                        "run the weights play without the verify tag: it fetches only this file",
+                    )
                 )
         if refusals:
             raise Refused(*refusals)
@@ -146,17 +161,42 @@ class WeightsJob:
     def plan(self, artefact: Artefact) -> Plan | None:
         """Find out what is wanted, what is there, and what else on this node can be used. None: nothing to do."""
         tree = self.tree(artefact)
-        manifest = manifests.load(tree) if self.request["download"] != "refresh" else None
-        if manifest and manifest.revision != artefact.revision:
-            manifest = None
-        if manifest:
+        state = look(self.root, artefact)
+        if state.manifest and self.request["download"] != "refresh":
+            manifest = state.manifest
             bad = {problem.path for problem in manifests.check_sizes(tree, manifest.files)} | damaged(tree)
             todo = [self.original(manifest, file) for file in manifest.files if file.path in bad]
             return Plan(artefact, tree, manifest, todo, self.usable(artefact, todo), manifest.repository) if todo else None
         self.progress.begin("plan", message=f"{artefact.name}: looking for what is there")
-        manifest = self.adopted(artefact) or self.listing(artefact)
+        requested = "" if artefact.is_pinned else artefact.revision
+        artefact = artefact if artefact.is_pinned else self.resolved(artefact)
+        manifest = dataclasses.replace(self.adopted(artefact) or self.listing(artefact), requested=requested)
         todo = self.unproven(tree, manifest)
         return Plan(artefact, tree, manifest, todo, self.usable(artefact, todo), manifest.repository)
+
+    def resolved(self, artefact: Artefact) -> Artefact:
+        """Pin a branch to the commit that it is now. What a cache calls newest is not asked."""
+        if self.request["download"] == "never":
+            raise self.refuse(
+                "unpinned",
+                f"revision of {artefact.name}",
+                artefact.revision,
+                "a full commit, or a tree that was downloaded before",
+                f"pin a commit in the profile{self.known_commits(artefact)}",
+            )
+        try:
+            commit = self.patiently(lambda: self.hub.commit(artefact.repository, artefact.revision))
+        except HubError as exc:
+            refusal = self.hub_refusal(exc, artefact, artefact.repository)
+            raise Refused(
+                dataclasses.replace(refusal, next_step=f"{refusal.next_step}, or pin a commit in the profile{self.known_commits(artefact)}")
+            ) from None
+        self.say(f"{artefact.name}: {artefact.revision} of {artefact.repository} is commit {commit} now, and stays at it; pin it in the profile")
+        return dataclasses.replace(artefact, revision=commit)
+
+    def known_commits(self, artefact: Artefact) -> str:
+        found = sorted({commit for folder in self.request["adopt_from"] for commit in snapshots(folder, artefact.repository)})
+        return f" (this node has {', '.join(found)})" if found else ""
 
     def original(self, manifest: Manifest, file: File) -> File:
         """What to fetch for a file: a slim index is made from the whole one."""
@@ -174,7 +214,13 @@ class WeightsJob:
     def listing(self, artefact: Artefact) -> Manifest:
         """Ask the hub, then the fallbacks, what the pinned commit holds."""
         if self.request["download"] == "never":
-            raise self.refuse("incomplete", f"{artefact.name} in {self.tree(artefact)}", "no complete tree", "all files of the pinned revision", "set weights_download to missing, or put the tree there")
+            raise self.refuse(
+                "incomplete",
+                f"{artefact.name} in {self.tree(artefact)}",
+                "no complete tree",
+                "all files of the pinned revision",
+                "set weights_download to missing, or put the tree there",
+            )
         refusals = []
         for repository, revision in artefact.sources():
             try:
@@ -187,7 +233,16 @@ class WeightsJob:
             if manifest.files and not lacking:
                 return manifest
             names = ", ".join(problem.path for problem in lacking) or "any file"
-            refusals.append(Refusal("weights.required", self.node, f"{artefact.name} in {repository} at {revision[:12]}", f"no {names}", "every required file", "correct the profile's patterns or revision"))
+            refusals.append(
+                Refusal(
+                    "weights.required",
+                    self.node,
+                    f"{artefact.name} in {repository} at {revision[:12]}",
+                    f"no {names}",
+                    "every required file",
+                    "correct the profile's patterns or revision",
+                )
+            )
         raise Refused(*refusals)
 
     def hub_refusal(self, error: HubError, artefact: Artefact, repository: str) -> Refusal:
@@ -240,7 +295,13 @@ class WeightsJob:
         result: dict[str, LocalFile] = {}
         for tree, _repository, _revision in candidates(artefact, self.request["adopt_from"]):
             if artefact.slim and os.path.realpath(tree.folder) == os.path.realpath(self.tree(artefact)):
-                raise self.refuse("same_folder", f"{artefact.name}: {tree.folder}", "source and target are one folder", "two folders: the slim index would replace the whole one", "take it out of weights_adopt_from")
+                raise self.refuse(
+                    "same_folder",
+                    f"{artefact.name}: {tree.folder}",
+                    "source and target are one folder",
+                    "two folders: the slim index would replace the whole one",
+                    "take it out of weights_adopt_from",
+                )
             for path, local in tree.files.items():
                 if sizes.get(path) == local.size:
                     result.setdefault(path, local)
@@ -257,7 +318,11 @@ class WeightsJob:
         total = sum(file.size for plan in plans for file in plan.download)
         if total:
             rate = (_unit.read_json(self.rates_path) or {}).get("download")
-            time_text = f"about {max(1, round(total / rate / 60))} min at the last seen rate" if rate else f"about {max(1, round(total / 125e6 / 60))} min per Gbit/s of line"
+            time_text = (
+                f"about {max(1, round(total / rate / 60))} min at the last seen rate"
+                if rate
+                else f"about {max(1, round(total / 125e6 / 60))} min per Gbit/s of line"
+            )
             self.say(f"{gib(total)} to download into {self.root} ({gib(manifests.space(self.root).free)} free), {time_text}")
 
     @property
@@ -295,7 +360,13 @@ class WeightsJob:
         self.note_rate(sum(file.size for file in rest), time.monotonic() - began)
         self.publish(plan, hashes)
         shutil.rmtree(staging, ignore_errors=True)
-        self.report[plan.artefact.name] = {"repository": plan.origin, "linked": len(plan.todo) - len(rest), "fetched": len(rest), "bytes": sum(file.size for file in rest), "ways": ways}
+        self.report[plan.artefact.name] = {
+            "repository": plan.origin,
+            "linked": len(plan.todo) - len(rest),
+            "fetched": len(rest),
+            "bytes": sum(file.size for file in rest),
+            "ways": ways,
+        }
 
     def note_rate(self, size: int, seconds: float) -> None:
         if size > 64 * 2**20 and seconds > 0:
@@ -331,12 +402,21 @@ class WeightsJob:
             elif exc.errno == errno.EXDEV:
                 size = sum(item.size for item in plan.local.values())
                 raise self.refuse(
-                    "other_filesystem", f"{plan.artefact.name}: {local.real}", f"{gib(size)} on another filesystem than {plan.tree}", "the same filesystem, so that links do",
+                    "other_filesystem",
+                    f"{plan.artefact.name}: {local.real}",
+                    f"{gib(size)} on another filesystem than {plan.tree}",
+                    "the same filesystem, so that links do",
                     "set weights_root to a folder on that filesystem, or weights_adopt_copy to true, or take the folder out of weights_adopt_from",
                 ) from None
             else:
                 owner = os.stat(local.real).st_uid
-                raise self.refuse("adopt_owner", local.real, f"owned by uid {owner}: {exc.strerror}", f"a file that uid {os.geteuid()} may link", "change the owner of that folder, or take it out of weights_adopt_from") from None
+                raise self.refuse(
+                    "adopt_owner",
+                    local.real,
+                    f"owned by uid {owner}: {exc.strerror}",
+                    f"a file that uid {os.geteuid()} may link",
+                    "change the owner of that folder, or take it out of weights_adopt_from",
+                ) from None
 
     def place(self, plan: Plan, file: File, path: str, sha256: str, hashes: dict[str, str]) -> None:
         """A proven file gets its final name."""
@@ -356,7 +436,13 @@ class WeightsJob:
             text, shards = manifests.slim_index(stream.read(), tensors)
         left_out = sorted(shards - {item.path for item in plan.manifest.files})
         if left_out:
-            raise self.refuse("slim", f"{plan.artefact.name}: tensors {', '.join(tensors)}", f"also in {', '.join(left_out)}, which the patterns leave out", "every shard of these tensors", "correct the profile's include patterns")
+            raise self.refuse(
+                "slim",
+                f"{plan.artefact.name}: tensors {', '.join(tensors)}",
+                f"also in {', '.join(left_out)}, which the patterns leave out",
+                "every shard of these tensors",
+                "correct the profile's include patterns",
+            )
         slim = path + ".slim"
         with open(slim, "w", encoding="utf-8") as stream:
             stream.write(text)
@@ -378,11 +464,23 @@ class WeightsJob:
         wanted = manifests.wanted_by_index(plan.tree, names, plan.artefact.include, plan.artefact.exclude)
         problems += [manifests.Problem(path, "missing", "named by the index, not in the repository") for path in sorted(wanted - set(names))]
         if problems:
-            raise Refused(*(Refusal("weights.incomplete", self.node, f"{plan.artefact.name}: {plan.tree}/{item.path}", item.text, "a complete, readable file", "check repository, revision and patterns of the profile") for item in problems))
+            raise Refused(
+                *(
+                    Refusal(
+                        "weights.incomplete",
+                        self.node,
+                        f"{plan.artefact.name}: {plan.tree}/{item.path}",
+                        item.text,
+                        "a complete, readable file",
+                        "check repository, revision and patterns of the profile",
+                    )
+                    for item in problems
+                )
+            )
         unknown = [file for file in plan.manifest.files if not file.sha256 and file.path not in hashes]
         computed = {**manifests.hash_files(plan.tree, unknown), **hashes}
         files = tuple(dataclasses.replace(file, sha256=computed.get(file.path) or file.sha256) for file in plan.manifest.files)
-        manifests.save(plan.tree, dataclasses.replace(plan.manifest, files=files, licence=plan.artefact.licence))
+        manifests.publish(plan.tree, dataclasses.replace(plan.manifest, files=files, licence=plan.artefact.licence))
         note_damage(plan.tree, ())
 
 
@@ -472,7 +570,14 @@ class Fetch:
             names = ", ".join(file.path for file in rest[:5])
             reason = error.text if error else "the bytes that came have another hash than listed"
             raise Refused(
-                Refusal(f"weights.hub_{error.kind}" if error else "weights.hash", self.job.node, f"{self.plan.artefact.name}: {names}", reason, "the listed files", f"tried: {', '.join(dict.fromkeys(ways))}; run again: what arrived is kept")
+                Refusal(
+                    f"weights.hub_{error.kind}" if error else "weights.hash",
+                    self.job.node,
+                    f"{self.plan.artefact.name}: {names}",
+                    reason,
+                    "the listed files",
+                    f"tried: {', '.join(dict.fromkeys(ways))}; run again: what arrived is kept",
+                )
             )
 
     def ranges(self, file: File) -> None:
@@ -486,7 +591,15 @@ class Fetch:
             if source.location.size not in (None, file.size):
                 raise HubError("short", f"{file.path}: the server says {source.location.size} bytes, listed are {file.size}")
             fetcher = RangeFetcher(
-                source, part, file.size, file.sha256 or file.blob, self.job.patience, request["streams"], request["part_size"], request["stall_seconds"], self.job.count
+                source,
+                part,
+                file.size,
+                file.sha256 or file.blob,
+                self.job.patience,
+                request["streams"],
+                request["part_size"],
+                request["stall_seconds"],
+                self.job.count,
             )
             self.job.count(sum(fetcher.journal.done))
             fetcher.run()
@@ -526,7 +639,14 @@ class Fetch:
             "folder": self.staging,
             "threads": job.request["streams"],
         }
-        environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": self.staging, "HF_HOME": os.path.join(self.staging, ".hf"), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        environment = {
+            "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+            "HOME": self.staging,
+            "HF_HOME": os.path.join(self.staging, ".hf"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
         environment["HF_HUB_DISABLE_XET"] = "0" if xet else "1"
         argv = _unit.python_argv(code_root(), _hub_child.__name__.rpartition(".")[2])
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
@@ -578,7 +698,14 @@ def code_root() -> str:
 
 def space_refusal(node: str, short: manifests.Shortage) -> Refusal:
     parts = " + ".join(f"{need.what} {gib(need.size)}" for need in short.parts)
-    return Refusal("weights.space", node, f"filesystem of {short.path}", f"{gib(short.free)} free", f"{gib(short.needed)} ({parts}, and a margin)", "free space, or set weights_root to a larger filesystem")
+    return Refusal(
+        "weights.space",
+        node,
+        f"filesystem of {short.path}",
+        f"{gib(short.free)} free",
+        f"{gib(short.needed)} ({parts}, and a margin)",
+        "free space, or set weights_root to a larger filesystem",
+    )
 
 
 def files_below(folder: str) -> t.Iterator[str]:

@@ -16,7 +16,7 @@ import os
 import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils import _manifest as manifests
-from ansible_collections.sparkops.inference.plugins.module_utils._hub import LocalTree, local_manifest, local_trees
+from ansible_collections.sparkops.inference.plugins.module_utils._hub import LocalTree, local_manifest, local_trees, pinned
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import Manifest
 
 
@@ -51,8 +51,14 @@ class Artefact:
             result.append((repository, revision or self.revision))
         return result
 
-    def revisions(self) -> set[str]:
-        return {revision for _repository, revision in self.sources()}
+    @property
+    def is_pinned(self) -> bool:
+        return pinned(self.revision)
+
+    def wants(self, manifest: Manifest) -> bool:
+        """Whether a manifest is of what was asked for. A branch stays at the commit that it was at the first download."""
+        asked = {revision for _repository, revision in self.sources()}
+        return bool({manifest.revision, manifest.requested} & asked)
 
 
 def candidates(artefact: Artefact, folders: t.Iterable[str]) -> t.Iterator[tuple[LocalTree, str, str]]:
@@ -104,12 +110,13 @@ def note_damage(tree: str, paths: t.Iterable[str]) -> None:
             os.unlink(damage_path(tree))
 
 
-def look(tree: str, revisions: t.Container[str], slim: t.Mapping[str, t.Any] | None = None) -> TreeState:
+def look(root: str, artefact: Artefact) -> TreeState:
     """Compare a tree with its manifest without reading content. Hundreds of files take milliseconds."""
+    tree = os.path.join(root, artefact.directory)
     manifest = manifests.load(tree)
-    if manifest is None or manifest.revision not in revisions:
+    if manifest is None or not artefact.wants(manifest):
         return TreeState(tree, None, ["no complete tree of this revision"])
-    if (manifest.slim or {}).get("tensors") != (slim or {}).get("tensors"):
+    if (manifest.slim or {}).get("tensors") != (artefact.slim or {}).get("tensors"):
         return TreeState(tree, None, ["its index is of another selection of tensors"])
     problems = [f"{item.path}: {item.text}" for item in manifests.check_sizes(tree, manifest.files)]
     problems += [f"{path}: found damaged by the last verification" for path in sorted(damaged(tree))]

@@ -146,9 +146,8 @@ def measure(module: AnsibleModule) -> dict[str, t.Any]:
         gbits = _bandwidth.parse(out) if code == 0 else None
         if gbits is None:
             thing = f"ib_write_bw over {rail['hca']} to {rail['peer']}"
-            refusals.append(
-                Refusal("fabric.bandwidth_failed", node, thing, f"exit code {code}, {(err or out).strip()[-200:]}", "a figure", "see the kernel's log of both nodes")
-            )
+            end = f"exit code {code}, {(err or out).strip()[-200:]}"
+            refusals.append(Refusal("fabric.bandwidth_failed", node, thing, end, "a figure", "see the kernel's log of both nodes"))
             continue
         word = _bandwidth.verdict(gbits, Tree(module.params["sys_root"]).text("class/infiniband", rail["hca"].partition(":")[0], "hca_type") or "")
         found.append({"hca": rail["hca"], "peer": rail["peer"], "gbits": gbits, "verdict": word})

@@ -223,13 +223,14 @@ refusals:
 import hashlib
 import os
 import platform
+import pwd
 import stat
 import sys
 import typing as t
 import zipfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import _hub, _manifest, _unit, _weights_job, _weights_state
+from ansible_collections.sparkops.inference.plugins.module_utils import _manifest, _unit, _weights_job, _weights_state
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import Artefact, adoptable, look
 
@@ -258,7 +259,7 @@ class Snapshot(_unit.LongModule):
             return [self.look_at(artefact) for artefact in self.artefacts]
 
     def look_at(self, artefact: Artefact) -> dict[str, t.Any]:
-        state = look(os.path.join(self.params["weights_root"], artefact.directory), artefact.revisions(), artefact.slim)
+        state = look(self.params["weights_root"], artefact)
         files = state.manifest.files if state.manifest else ()
         return {
             "name": artefact.name,
@@ -274,19 +275,26 @@ class Snapshot(_unit.LongModule):
 
     def refusals(self, lacking: t.Sequence[dict[str, t.Any]]) -> list[Refusal]:
         """All that is wrong with the request, before anything is made."""
-        found = [*self.pin_refusals(), *self.token_refusals()]
+        found = self.token_refusals()
         if lacking:
             found += self.licence_refusals()
             found += self.incomplete_refusals(lacking)
             found += self.space_refusals(lacking)
-            found += self.folder_refusals()
+            # In check mode the folder may be one that the bootstrap play is going to make.
+            found += [] if self.module.check_mode else self.folder_refusals()
         return found
 
     def incomplete_refusals(self, lacking: t.Sequence[dict[str, t.Any]]) -> list[Refusal]:
         if self.params["download"] != "never":
             return []
         return [
-            self.refusal("incomplete", f"{item['name']} in {item['tree']}", "; ".join(item["problems"][:5]), "all files of the pinned revision", "set weights_download to missing, or put the tree there")
+            self.refusal(
+                "incomplete",
+                f"{item['name']} in {item['tree']}",
+                "; ".join(item["problems"][:5]),
+                "all files of the pinned revision",
+                "set weights_download to missing, or put the tree there",
+            )
             for item in lacking
             if not item["adoptable"]
         ]
@@ -298,16 +306,10 @@ class Snapshot(_unit.LongModule):
         for item in lacking:
             if not item["adoptable"]:
                 staging = os.path.join(self.params["weights_root"], ".sparkops-incoming", os.path.relpath(item["tree"], self.params["weights_root"]))
-                needs.append(_manifest.Need(item["tree"], sizes[item["name"]] - _manifest.bytes_below(item["tree"]) - _manifest.bytes_below(staging), item["name"]))
+                needs.append(
+                    _manifest.Need(item["tree"], sizes[item["name"]] - _manifest.bytes_below(item["tree"]) - _manifest.bytes_below(staging), item["name"])
+                )
         return [_weights_job.space_refusal(self.node, short) for short in _manifest.shortages(needs, self.params["space_margin"])]
-
-    def pin_refusals(self) -> list[Refusal]:
-        return [
-            self.refusal("unpinned", f"revision of {artefact.name}", repr(revision), "a full commit of 40 hexadecimal digits", "pin the commit in the profile")
-            for artefact in self.artefacts
-            for _repository, revision in artefact.sources()
-            if not _hub.pinned(revision)
-        ]
 
     def licence_refusals(self) -> list[Refusal]:
         accepted = set(self.params["accept_licences"])
@@ -338,7 +340,15 @@ class Snapshot(_unit.LongModule):
             parent = _manifest.existing_parent(self.params["weights_root"])
             if os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
                 return []
-            return [self.refusal("not_writable", parent, f"owned by uid {os.stat(parent).st_uid}, not writable for uid {os.geteuid()}", "a folder that the user may write", "run the bootstrap play, change the owner, or set weights_root")]
+            return [
+                self.refusal(
+                    "not_writable",
+                    parent,
+                    f"owned by uid {os.stat(parent).st_uid}, not writable for uid {os.geteuid()}",
+                    "a folder that the user may write",
+                    "run the bootstrap play, change the owner, or set weights_root",
+                )
+            ]
 
     # The managed library
 
@@ -356,7 +366,17 @@ class Snapshot(_unit.LongModule):
         wheels = sorted(os.path.join(self.params["wheels"], name) for name in os.listdir(self.params["wheels"]) if name.endswith(".whl"))
         for wheel in wheels:
             if _manifest.sha256_of(wheel) not in allowed:
-                self.fail([self.refusal("wheel_hash", os.path.basename(wheel), "a hash that is not pinned", "a wheel of requirements-hub.txt", "make the folder of weights_hub_wheels again")])
+                self.fail(
+                    [
+                        self.refusal(
+                            "wheel_hash",
+                            os.path.basename(wheel),
+                            "a hash that is not pinned",
+                            "a wheel of requirements-hub.txt",
+                            "make the folder of weights_hub_wheels again",
+                        )
+                    ]
+                )
         target = os.path.join(self.params["state_root"], "venv-hub", self.environment_name())
         with _unit.identity(self.user):
             building = f"{target}.{os.getpid()}"
@@ -382,8 +402,9 @@ class Snapshot(_unit.LongModule):
         return self.params["download"] == "refresh" or not all(item["adoptable"] for item in lacking)
 
     def adopt_folders(self) -> list[str]:
-        """A tilde is the home of the user that owns the files, on this node."""
-        return [os.path.expanduser(f"~{self.user}{path[1:]}" if path == "~" or path.startswith("~/") else path) for path in self.params["adopt_from"]]
+        """A tilde is the home of the account that owns the files, on this node, whoever runs the module."""
+        home = pwd.getpwnam(self.user).pw_dir if self.user else pwd.getpwuid(os.getuid()).pw_dir
+        return [home + path[1:] if path == "~" or path.startswith("~/") else path for path in self.params["adopt_from"]]
 
     def token(self) -> str | None:
         if self.params["token_file"]:
@@ -395,7 +416,9 @@ class Snapshot(_unit.LongModule):
         outcome = self.earlier()
         state = self.look()
         lacking = [item for item in state if not item["complete"]]
-        reread = (self.params["verify"] and not (outcome or {}).get("verified")) or (self.params["download"] == "refresh" and (outcome or {}).get("download") != "refresh")
+        reread = (self.params["verify"] and not (outcome or {}).get("verified")) or (
+            self.params["download"] == "refresh" and (outcome or {}).get("download") != "refresh"
+        )
         if not lacking and not reread:
             return self.result(state, outcome)
         refusals = self.refusals(lacking)

@@ -180,41 +180,16 @@ import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import (
-    _docker_api,
-    _image_build,
-    _image_identity,
-    _manifest,
-    _refusal,
-    _unit,
-)
+from ansible_collections.sparkops.inference.plugins.module_utils import _image_build
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
 from ansible_collections.sparkops.inference.plugins.module_utils._image_build import floating_bases
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import Image, from_inspect
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._image_stamp import Rule, stamps
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import Job, UnitError
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, identity, long_options
 
-JOB_CODE = (_docker_api, _image_build, _image_identity, _manifest, _refusal, _unit)
 # Layers of a build lie on the disk beside the image until they are part of it.
 MARGIN = 2 << 30
-
-
-class Failed(Exception):
-    """There are reasons to stop."""
-
-    def __init__(self, *refusals: Refusal) -> None:
-        super().__init__(format_refusals(refusals))
-        self.refusals = refusals
-
-
-class Running(Exception):
-    """The build goes on longer than this call may wait."""
-
-    def __init__(self, run_id: str) -> None:
-        super().__init__(run_id)
-        self.run_id = run_id
 
 
 def must_build(mode: str, unavailable: bool, differs: bool) -> bool:
@@ -222,34 +197,41 @@ def must_build(mode: str, unavailable: bool, differs: bool) -> bool:
     return mode == "always" or differs and (mode == "on_stamp_change" or mode == "when_unavailable" and unavailable)
 
 
-class ImageBuild:
+class ImageBuild(LongModule):
     """The image of a recipe on this node."""
 
+    area, work, program = "image", "build", _image_build
+
     def __init__(self, module: AnsibleModule) -> None:
-        self.module = module
-        self.params = module.params
+        super().__init__(module)
         self.recipe: str = self.params["recipe"]
         self.api = DockerApi(self.params["socket"])
-        self.job = Job(module, "build", self.params["deployment"], self.params["state_dir"], self.params["user"])
         self.forms: list[str] = []
         self.notices: list[str] = []
 
-    def run(self) -> dict[str, t.Any]:
-        if self.params["state"] == "cancelled":
-            return self.cancel()
+    def present(self) -> dict[str, t.Any]:
         self.require_recipe()
         self.forms = stamps(self.recipe, Rule.of(self.params["label"], self.params["rule"]))
-        run_id = self.params["run_id"] or (self.job.current_run() if not self.module.check_mode and self.job.running() else None)
-        if run_id:
-            return self.built(run_id)
-        image = self.find()
-        differs = self.differs(image)
-        if must_build(self.params["mode"], self.params["unavailable"], differs):
+        outcome = self.earlier()
+        if outcome is None:
+            image = self.find()
+            differs = self.differs(image)
+            if not must_build(self.params["mode"], self.params["unavailable"], differs):
+                return self.as_it_is(image, differs)
             self.require_space()
-            return self.result(image, changed=True, known_after=["image"]) if self.module.check_mode else self.built(self.begin())
+            if self.module.check_mode:
+                return self.described(image, changed=True, known_after=["image"])
+            outcome = self.end_of(self.begin(self.request()))
+        image = self.find()
+        self.share(image)
+        return self.described(image, changed=True, log=outcome["log"])
+
+    def as_it_is(self, image: Image | None, differs: bool) -> dict[str, t.Any]:
+        """Nothing is built. An image of this recipe stands for one that could not be pulled."""
         if differs:
             self.report(image)
-        return self.result(image, changed=self.share(image) if self.params["unavailable"] and image and not differs else False)
+        stands_in = self.params["unavailable"] and not differs
+        return self.described(image, changed=self.share(image) if stands_in else False)
 
     def find(self) -> Image | None:
         document = self.api.inspect_image(self.params["reference"])
@@ -270,39 +252,25 @@ class ImageBuild:
         wanted = {os.path.join(self.recipe, "Dockerfile"): "image_recipe", **{path: "image_build_inputs" for path in self.params["inputs"].values()}}
         lacking = [(path, option) for path, option in wanted.items() if not os.path.isfile(path)]
         if lacking:
-            raise Failed(*(self.refusal("recipe", path, "no such file", "a file on this node", f"correct {option}") for path, option in lacking))
+            self.fail([self.refusal("recipe", path, "no such file", "a file on this node", f"correct {option}") for path, option in lacking])
 
     def require_space(self) -> None:
         root = self.api.info()["DockerRootDir"]
         free, size = shutil.disk_usage(root).free, (self.params["size"] or 0) + MARGIN
         if free < size:
-            raise Failed(self.refusal("space", root, f"{free} bytes free", f"{size} bytes for a build", "free disk space where Docker keeps its images"))
+            self.fail([self.refusal("space", root, f"{free} bytes free", f"{size} bytes for a build", "free disk space where Docker keeps its images")])
 
-    def begin(self) -> str:
+    def request(self) -> dict[str, t.Any]:
         params = self.params
         with open(os.path.join(self.recipe, "Dockerfile"), encoding="utf-8") as stream:
             floating = [] if params["base"] else floating_bases(stream.read())
         if floating:
             self.notices.append(f"the recipe starts from {', '.join(floating)} without a digest: another build may give another image")
-        with _unit.identity(params["user"]):
-            root = _unit.install_code(JOB_CODE, os.path.join(params["state_root"], "lib"))
-            log = os.path.join(params["state_dir"], "logs", time.strftime("image-build-%Y%m%dT%H%M%SZ.log", time.gmtime()))
+        log = os.path.join(params["state_dir"], "logs", time.strftime("image-build-%Y%m%dT%H%M%SZ.log", time.gmtime()))
+        with identity(self.user):
             os.makedirs(os.path.dirname(log), exist_ok=True)
-        request = {name: params[name] for name in ("reference", "recipe", "label", "build_args", "base", "inputs", "node", "socket")}
-        return self.job.begin(_unit.python_argv(root, "_image_build"), {**request, "stamp": self.forms[0], "log": log})
-
-    def built(self, run_id: str) -> dict[str, t.Any]:
-        if not self.job.wait(self.params["wait_slice"] or float("inf")):
-            raise Running(run_id)
-        outcome = self.job.outcome(run_id) or {"ok": False, "error": _unit.last_lines(self.module, self.job.name)}
-        if outcome.get("refusals"):
-            raise Failed(*(Refusal(**item) for item in outcome["refusals"]))
-        if not outcome["ok"]:
-            found = outcome.get("error") or "it was stopped on request"
-            raise Failed(self.refusal("build", f"unit {self.job.name}", found, "a finished build", "run again"))
-        image = self.find()
-        self.share(image)
-        return {**self.result(image, changed=True), "log": outcome["log"]}
+        wanted = {name: params[name] for name in ("reference", "recipe", "label", "build_args", "base", "inputs", "node", "socket")}
+        return {**wanted, "stamp": self.forms[0], "log": log}
 
     def share(self, image: Image | None) -> bool:
         """Let the peers have it. Says whether that is new."""
@@ -314,33 +282,17 @@ class ImageBuild:
             record.share(image.id, image.digests, source, reference=self.params["reference"], identity=image.identity)
         return True
 
-    def cancel(self) -> dict[str, t.Any]:
-        running = self.job.running()
-        if running and not self.module.check_mode:
-            _unit.stop(self.module, self.job.name)
-        return {"changed": running, "running": False, "notices": [], "known_after": []}
-
-    def result(self, image: Image | None, changed: bool, known_after: t.Sequence[str] = ()) -> dict[str, t.Any]:
-        result: dict[str, t.Any] = {
-            "changed": changed,
-            "running": False,
-            "stamp": self.forms[0],
-            "image_stamp": image.labels.get(self.params["label"], "") if image else "",
-            "differs": self.differs(image),
-            "notices": self.notices,
-            "known_after": list(known_after),
-        }
+    def described(self, image: Image | None, changed: bool, known_after: t.Sequence[str] = (), **more: t.Any) -> dict[str, t.Any]:
+        about = {"stamp": self.forms[0], "image_stamp": image.labels.get(self.params["label"], "") if image else "", "differs": self.differs(image)}
+        found: dict[str, t.Any] = {"present": image is not None, "reference": self.params["reference"]}
         if known_after:
-            result["image"] = {"present": True, "reference": self.params["reference"], "digest": None}
+            found.update(present=True, digest=None)
         elif image is not None:
-            result["image"] = {**image.as_dict(), "reference": self.params["reference"], "digest": min(image.digests, default=None)}
-        # Without a build the image that was pulled is the one, except that one of this recipe stands for a pull that failed.
-        if known_after or changed or (self.params["unavailable"] and image is not None and not self.differs(image)):
-            result["ansible_facts"] = {"spark_image": result["image"]}
-        return result
-
-    def refusal(self, name: str, thing: str, found: str, wanted: str, next_step: str) -> Refusal:
-        return Refusal(f"image.{name}", self.params["node"], thing, found, wanted, next_step)
+            found.update(image.as_dict(), digest=min(image.digests, default=None))
+        # Where nothing was built the image that was pulled is the one.
+        stands_in = self.params["unavailable"] and not about["differs"]
+        facts = {"spark_image": found} if changed or known_after or stands_in else {}
+        return self.result([], changed=changed, image=found, ansible_facts=facts, notices=self.notices, known_after=list(known_after), **about, **more)
 
 
 def main() -> None:
@@ -358,28 +310,17 @@ def main() -> None:
             "size": {"type": "int"},
             "shared": {"type": "bool", "default": False},
             "staging": {"type": "path"},
-            "node": {"type": "str", "required": True},
-            "deployment": {"type": "str", "required": True},
-            "state_dir": {"type": "path", "required": True},
-            "state_root": {"type": "path", "required": True},
-            "user": {"type": "str", "default": ""},
             "socket": {"type": "path", "default": "/var/run/docker.sock"},
-            "state": {"type": "str", "choices": ["present", "cancelled"], "default": "present"},
-            "wait_slice": {"type": "int", "default": 0},
-            "run_id": {"type": "str"},
+            **long_options(),
         },
         supports_check_mode=True,
     )
     build = ImageBuild(module)
     try:
-        module.exit_json(**build.run())
-    except Running as exc:
-        module.exit_json(changed=True, running=True, run_id=exc.run_id, progress=build.job.current(), notices=[], known_after=[])
-    except Failed as exc:
-        module.fail_json(msg=str(exc), refusals=[refusal.as_dict() for refusal in exc.refusals])
-    except (DockerError, UnitError, OSError) as exc:
-        refusal = build.refusal("build", f"build of {module.params['reference']}", str(exc), "a finished build", "see what preflight says of Docker on this node")
-        module.fail_json(msg=refusal.text, refusals=[refusal.as_dict()])
+        build.main(build.present)
+    except (DockerError, OSError) as exc:
+        thing = f"build of {module.params['reference']}"
+        build.fail([build.refusal("engine", thing, str(exc), "an engine that answers", "see what preflight says of Docker on this node")])
 
 
 if __name__ == "__main__":

@@ -263,7 +263,11 @@ def main() -> None:
 
 def fail(module: AnsibleModule, found: str) -> t.NoReturn:
     refusal = Refusal(
-        "image.check", module.params["node"], f"self-check of image {module.params['image']}", found, "checks that end with 0",
+        "image.check",
+        module.params["node"],
+        f"self-check of image {module.params['image']}",
+        found,
+        "checks that end with 0",
         "read the log; do not serve with this image, or skip the checks with image_self_check=false",
     )
     module.fail_json(msg=refusal.text, refusals=[refusal.as_dict()])

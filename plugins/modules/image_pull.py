@@ -165,19 +165,11 @@ known_after:
   elements: str
 """
 
-import os
 import shutil
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import (
-    _docker_api,
-    _image_identity,
-    _manifest,
-    _refusal,
-    _registry,
-    _unit,
-)
+from ansible_collections.sparkops.inference.plugins.module_utils import _registry
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import (
     MAX_LAYERS,
@@ -188,7 +180,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_identity
     parse_reference,
 )
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 from ansible_collections.sparkops.inference.plugins.module_utils._registry import (
     Login,
     Offer,
@@ -196,9 +188,8 @@ from ansible_collections.sparkops.inference.plugins.module_utils._registry impor
     ask,
     stored_login,
 )
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import Job, UnitError
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, long_options
 
-JOB_CODE = (_docker_api, _image_identity, _manifest, _refusal, _registry, _unit)
 NEXT_STEPS = {
     "policy": "put the image there, or set image_pull_policy=missing",
     "denied": "check image_registry_username and image_registry_password, or ask for the right to read this image",
@@ -212,22 +203,6 @@ NEXT_STEPS = {
 }
 
 
-class Failed(Exception):
-    """There is a reason to stop."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.text)
-        self.refusal = refusal
-
-
-class Running(Exception):
-    """The pull goes on longer than this call may wait."""
-
-    def __init__(self, run_id: str) -> None:
-        super().__init__(run_id)
-        self.run_id = run_id
-
-
 def needs(present: bool, pinned: bool, policy: str) -> str:
     """What to do: use what is there, pull, ask the registry whether the tag has moved, or lack it."""
     if policy == "never":
@@ -238,45 +213,44 @@ def needs(present: bool, pinned: bool, policy: str) -> str:
     return "ask" if policy == "always" and not pinned else "use"
 
 
-class ImagePull:
+class ImagePull(LongModule):
     """The wanted image on this node."""
 
+    area, work, program = "image", "pull", _registry
+
     def __init__(self, module: AnsibleModule) -> None:
-        self.module = module
-        self.params = module.params
+        super().__init__(module)
         self.reference: Reference = parse_reference(self.params["reference"])
         self.digest: str | None = self.params["digest"] or self.reference.digest
         self.platform: str = self.params["platform"] or ""
         self.api = DockerApi(self.params["socket"], timeout=self.params["probe_timeout"])
         self.record = Record(self.params["state_root"])
-        self.job = Job(module, "pull", self.params["deployment"], self.params["state_dir"], self.params["user"])
-        self.login = self._login()
+        self.login = self.given_login()
         self.changed = False
         self.notices: list[str] = []
         self.pull_error: dict[str, str] = {}
 
-    def run(self) -> dict[str, t.Any]:
-        if self.params["state"] == "cancelled":
-            return self.cancel()
+    def present(self) -> dict[str, t.Any]:
         try:
             image = self.image()
         except RegistryError as exc:
-            image = self.lack(exc.kind, str(exc))
+            self.lack(exc.kind, str(exc))
+            image = None
         except DockerError:
             if not self.module.check_mode:
                 raise
             return self.predicted("bootstrap")  # which may still install Docker or give the right to use it
         if image is None:
-            return self.predicted("image") if self.changed else self.result({"present": False})
+            return self.predicted("image") if self.changed else self.described({"present": False})
         self.accept(image)
-        return self.result({**image.as_dict(), "reference": self.reference.tagged, "digest": self.digest or min(image.digests, default=None)})
+        return self.described({**image.as_dict(), "reference": self.reference.tagged, "digest": self.digest or min(image.digests, default=None)})
 
     def image(self) -> Image | None:
-        """The image, pulled if need be; None when there is none, or none yet in check mode."""
+        """The image, pulled if need be; None when check mode only predicts it."""
         self.platform = self.platform or f"linux/{normal_architecture(self.api.version()['Arch'])}"
-        run_id = self.params["run_id"] or (self.job.current_run() if not self.module.check_mode and self.job.running() else None)
-        if run_id:
-            return self.pulled(run_id)
+        outcome = self.earlier()
+        if outcome is not None:
+            return self.pulled(outcome)
         held = self.find()
         action = needs(held is not None, bool(self.digest), self.params["policy"])
         if action == "use":
@@ -290,7 +264,7 @@ class ImagePull:
             raise RegistryError("platform", f"{self.wanted} exists for {', '.join(offer.platforms)}")
         self.check_space()
         self.changed = True
-        return None if self.module.check_mode else self.pulled(self.begin())
+        return None if self.module.check_mode else self.pulled(self.end_of(self.begin(*self.request())))
 
     @property
     def wanted(self) -> str:
@@ -322,7 +296,7 @@ class ImagePull:
         registry = self.reference.registry
         found = f"{registry} refuses the login of {self.login.username!r} from {self.login.origin}, and gives {self.wanted} to anybody"
         if self.params["username"]:
-            raise Failed(self.refusal("login", found, "a login that is accepted, or none", "correct image_registry_username and image_registry_password, or unset both"))
+            self.refuse("login", found, "a login that is accepted, or none", "correct image_registry_username and image_registry_password, or unset both")
         self.notices.append(f"{found}. The image is pulled without login; run 'docker logout {registry}' on the node.")
         self.login = None
         return offer
@@ -337,10 +311,9 @@ class ImagePull:
         if free < size:
             raise RegistryError("space", f"{free} bytes free at {root}, the image needs {size}")
 
-    def begin(self) -> str:
-        with _unit.identity(self.params["user"]):
-            root = _unit.install_code(JOB_CODE, os.path.join(self.params["state_root"], "lib"))
-        request = {
+    def request(self) -> tuple[dict[str, t.Any], str | None]:
+        """For the job; the password goes another way."""
+        wanted = {
             "socket": self.params["socket"],
             "reference": self.reference.tagged,
             "wanted": self.digest or self.reference.tag or "latest",
@@ -348,17 +321,11 @@ class ImagePull:
             "username": self.login.username if self.login else None,
             "login_origin": self.login.origin if self.login else None,
         }
-        return self.job.begin(_unit.python_argv(root, "_registry"), request, self.login.password if self.login else None)
+        return wanted, self.login.password if self.login else None
 
-    def pulled(self, run_id: str) -> Image:
+    def pulled(self, outcome: t.Mapping[str, t.Any]) -> Image:
         """The image after the pull has ended; what the engine says is checked by looking."""
         self.changed = True
-        if not self.job.wait(self.params["wait_slice"] or float("inf")):
-            raise Running(run_id)
-        outcome = self.job.outcome(run_id)
-        if outcome is None or not outcome["ok"]:
-            text = (outcome or {}).get("error") or _unit.last_lines(self.module, self.job.name) or "it was stopped"
-            raise RegistryError("other", f"unit {self.job.name}: {text}")
         if outcome["pull_error"]:
             raise RegistryError(outcome["pull_error"]["kind"], outcome["pull_error"]["text"])
         image = self.find()
@@ -369,7 +336,7 @@ class ImagePull:
     def accept(self, image: Image) -> None:
         """Give the image its name, and let the peers have it."""
         if len(image.layers) > MAX_LAYERS:
-            raise Failed(self.refusal("layers", f"{len(image.layers)} layers", f"at most {MAX_LAYERS}", "build the image with fewer layers: other nodes cannot load it"))
+            self.refuse("layers", f"{len(image.layers)} layers", f"at most {MAX_LAYERS}", "build the image with fewer layers: other nodes cannot load it")
         if self.reference.tagged not in image.tags:
             # Pulled by digest it has no tag, and what has no tag is removed by "docker image prune".
             self.changed = True
@@ -386,34 +353,20 @@ class ImagePull:
         self.changed = False
         self.pull_error = {"kind": kind, "text": text}
         if self.params["required"] or kind == "platform":
-            raise Failed(self.refusal(kind, text, f"{self.wanted} for {self.platform}", NEXT_STEPS[kind]))
+            self.refuse(kind, text, f"{self.wanted} for {self.platform}", NEXT_STEPS[kind])
 
-    def cancel(self) -> dict[str, t.Any]:
-        self.changed = self.job.running()
-        if self.changed and not self.module.check_mode:
-            _unit.stop(self.module, self.job.name)
-        return {**self.result({"present": False}), "ansible_facts": {}}
+    def refuse(self, name: str, found: str, wanted: str, next_step: str) -> t.NoReturn:
+        self.fail([self.refusal(name, f"image {self.params['reference']}", found, wanted, next_step)])
 
     def predicted(self, after: str) -> dict[str, t.Any]:
         self.changed = True
-        image = {"present": True, "reference": self.reference.tagged, "digest": self.digest}
-        return {**self.result(image), "known_after": [after]}
+        return self.described({"present": True, "reference": self.reference.tagged, "digest": self.digest}, known_after=[after])
 
-    def result(self, image: dict[str, t.Any]) -> dict[str, t.Any]:
-        return {
-            "changed": self.changed,
-            "running": False,
-            "image": image,
-            "pull_error": self.pull_error,
-            "notices": self.notices,
-            "known_after": [],
-            "ansible_facts": {"spark_image": image},
-        }
+    def described(self, image: dict[str, t.Any], **more: t.Any) -> dict[str, t.Any]:
+        facts = {"spark_image": image}
+        return self.result([], changed=self.changed, image=image, pull_error=self.pull_error, ansible_facts=facts, **{"notices": self.notices, **more})
 
-    def refusal(self, kind: str, found: str, wanted: str, next_step: str) -> Refusal:
-        return Refusal(f"image.{kind}", self.params["node"], f"image {self.reference.tagged}", found, wanted, next_step)
-
-    def _login(self) -> Login | None:
+    def given_login(self) -> Login | None:
         params = self.params
         if params["username"]:
             return Login(params["username"], params["password"] or "", "image_registry_username")
@@ -434,16 +387,9 @@ def main() -> None:
             "password": {"type": "str", "no_log": True},
             "login_file": {"type": "path"},
             "size": {"type": "int"},
-            "node": {"type": "str", "required": True},
-            "deployment": {"type": "str", "required": True},
-            "state_dir": {"type": "path", "required": True},
-            "state_root": {"type": "path", "required": True},
-            "user": {"type": "str", "default": ""},
-            "state": {"type": "str", "choices": ["present", "cancelled"], "default": "present"},
-            "wait_slice": {"type": "int", "default": 0},
-            "run_id": {"type": "str"},
             "socket": {"type": "path", "default": "/var/run/docker.sock"},
             "probe_timeout": {"type": "int", "default": 20},
+            **long_options(),
         },
         supports_check_mode=True,
     )
@@ -453,14 +399,9 @@ def main() -> None:
         refusal = Refusal("image.reference", module.params["node"], "image_reference", str(exc), "an image reference", "correct image_reference")
         module.fail_json(msg=refusal.text, refusals=[refusal.as_dict()])
     try:
-        module.exit_json(**pull.run())
-    except Running as exc:
-        module.exit_json(changed=True, running=True, run_id=exc.run_id, progress=pull.job.current(), notices=[], known_after=[])
-    except Failed as exc:
-        module.fail_json(msg=format_refusals([exc.refusal]), refusals=[exc.refusal.as_dict()])
-    except (DockerError, UnitError, OSError) as exc:
-        refusal = pull.refusal("engine", str(exc), "an engine that answers", "see what preflight says of Docker on this node")
-        module.fail_json(msg=refusal.text, refusals=[refusal.as_dict()])
+        pull.main(pull.present)
+    except (DockerError, OSError) as exc:
+        pull.refuse("engine", str(exc), "an engine that answers", "see what preflight says of Docker on this node")
 
 
 if __name__ == "__main__":

@@ -165,101 +165,59 @@ import os
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import (
-    _docker_api,
-    _image_export,
-    _image_identity,
-    _image_record,
-    _image_transfer,
-    _manifest,
-    _refusal,
-    _unit,
-)
+from ansible_collections.sparkops.inference.plugins.module_utils import _image_ship
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import compare, from_inspect
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import Job, UnitError
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, long_options
 
-JOB_CODE = (_docker_api, _image_export, _image_identity, _image_record, _image_transfer, _manifest, _refusal, _unit)
 JOB_PARAMS = ("reference", "address", "origin", "node", "key", "known_hosts", "state_root", "staging", "socket", "mode")
 
 
-class Failed(Exception):
-    """The work ended without the image."""
-
-    def __init__(self, *refusals: Refusal) -> None:
-        super().__init__(format_refusals(refusals))
-        self.refusals = refusals
-
-
-class ImageShip:
+class ImageShip(LongModule):
     """The image of a peer on this node."""
 
-    def __init__(self, module: AnsibleModule) -> None:
-        self.module = module
-        self.params = module.params
-        self.job = Job(module, "ship", self.params["deployment"], self.params["state_dir"], self.params["user"])
+    area, work, program = "image", "ship", _image_ship
 
-    def run(self) -> dict[str, t.Any]:
-        if self.params["state"] == "cancelled":
-            return self.cancel()
-        run_id = self.params["run_id"] or self.attach()
-        if run_id is None:
+    def present(self) -> dict[str, t.Any]:
+        outcome = self.earlier()
+        if outcome is None:
             held = self.held()
             if held is not None:
-                return self.result(held, changed=False)
+                return self.described(held, changed=False)
             if self.module.check_mode:
-                return self.result({"present": True}, changed=True, known_after=["image"])
-            run_id = self.begin()
-        if not self.job.wait(self.params["wait_slice"] or float("inf")):
-            return {"changed": True, "running": True, "run_id": run_id, "progress": self.job.current(), "notices": [], "known_after": []}
-        outcome = self.outcome(run_id)
-        return self.result(outcome["image"], changed=True, ship=outcome["ship"], notices=outcome["notices"])
-
-    def attach(self) -> str | None:
-        return self.job.current_run() if not self.module.check_mode and self.job.running() else None
-
-    def cancel(self) -> dict[str, t.Any]:
-        running = self.job.running()
-        if running and not self.module.check_mode:
-            _unit.stop(self.module, self.job.name)
-        return {"changed": running, "running": False, "notices": [], "known_after": []}
+                return self.described({"present": True}, changed=True, known_after=["image"])
+            self.require_key()
+            outcome = self.end_of(self.begin(self.request()))
+        return self.described(outcome["image"], changed=True, ship=outcome["ship"], notices=outcome["notices"])
 
     def held(self) -> dict[str, t.Any] | None:
         """The image as it is here, None when it has to be brought."""
         source = self.params["image"]
-        document = DockerApi(self.params["socket"]).inspect_image(self.params["reference"])
+        try:
+            document = DockerApi(self.params["socket"]).inspect_image(self.params["reference"])
+        except DockerError:
+            if self.module.check_mode:
+                return None  # bootstrap may still install Docker or give the right to use it
+            raise
         if document is None or not source.get("identity"):
             return None
         image = from_inspect(document, Record(self.params["state_root"]).digests(document["Id"])).as_dict()
         return image if compare(source, image).same else None
 
-    def begin(self) -> str:
-        with _unit.identity(self.params["user"]):
-            root = _unit.install_code(JOB_CODE, os.path.join(self.params["state_root"], "lib"))
+    def require_key(self) -> None:
+        if not os.path.exists(self.params["key"]):
+            found, next_step = f"no key {self.params['key']}", "run the bootstrap play with bootstrap_node_keys=true"
+            self.fail([self.refusal("key", f"image {self.params['reference']}", found, f"a key for {self.params['origin']}", next_step)])
+
+    def request(self) -> dict[str, t.Any]:
         source = self.params["image"]
-        request = {name: self.params[name] for name in JOB_PARAMS}
-        request.update(user=self.params["source_user"], source_id=source["id"], identity=source["identity"])
-        return self.job.begin(_unit.python_argv(root, "_image_transfer"), request)
+        wanted = {name: self.params[name] for name in JOB_PARAMS}
+        return {**wanted, "user": self.params["source_user"], "source_id": source["id"], "identity": source["identity"]}
 
-    def outcome(self, run_id: str) -> dict[str, t.Any]:
-        outcome = self.job.outcome(run_id)
-        if outcome is None:
-            raise Failed(self.refusal(f"unit {self.job.name} ended without a result: {_unit.last_lines(self.module, self.job.name)}"))
-        if outcome.get("refusals"):
-            raise Failed(*(Refusal(**item) for item in outcome["refusals"]))
-        if not outcome["ok"]:
-            raise Failed(self.refusal(outcome.get("error") or f"unit {self.job.name} was stopped on request"))
-        return outcome
-
-    def refusal(self, found: str) -> Refusal:
-        thing = f"image {self.params['reference']} from {self.params['origin']}"
-        return Refusal("image.ship", self.params["node"], thing, found, "the same image as there", "mend that and run again: what has come already is kept")
-
-    def result(self, image: dict[str, t.Any], changed: bool, **more: t.Any) -> dict[str, t.Any]:
-        described = {**image, "reference": self.params["reference"], "digest": self.params["image"].get("digest")}
-        return {"changed": changed, "running": False, "notices": [], "known_after": [], "image": described, "ansible_facts": {"spark_image": described}, **more}
+    def described(self, image: dict[str, t.Any], **more: t.Any) -> dict[str, t.Any]:
+        image = {**image, "reference": self.params["reference"], "digest": self.params["image"].get("digest")}
+        return self.result([], image=image, ansible_facts={"spark_image": image}, **more)
 
 
 def main() -> None:
@@ -272,28 +230,19 @@ def main() -> None:
             "origin": {"type": "str", "required": True},
             "key": {"type": "path", "required": True, "no_log": False},
             "known_hosts": {"type": "path", "required": True},
-            "node": {"type": "str", "required": True},
-            "deployment": {"type": "str", "required": True},
-            "state_dir": {"type": "path", "required": True},
-            "state_root": {"type": "path", "required": True},
             "staging": {"type": "path", "required": True},
             "socket": {"type": "path", "default": "/var/run/docker.sock"},
             "mode": {"type": "str", "choices": ["auto", "layers", "archive", "stream"], "default": "auto"},
-            "user": {"type": "str", "default": ""},
-            "state": {"type": "str", "choices": ["present", "cancelled"], "default": "present"},
-            "wait_slice": {"type": "int", "default": 0},
-            "run_id": {"type": "str"},
+            **long_options(),
         },
         supports_check_mode=True,
     )
     ship = ImageShip(module)
     try:
-        module.exit_json(**ship.run())
-    except Failed as exc:
-        module.fail_json(msg=str(exc), refusals=[refusal.as_dict() for refusal in exc.refusals])
-    except (DockerError, UnitError, OSError) as exc:
-        refusal = ship.refusal(str(exc))
-        module.fail_json(msg=refusal.text, refusals=[refusal.as_dict()])
+        ship.main(ship.present)
+    except (DockerError, OSError) as exc:
+        thing = f"image {module.params['reference']} from {module.params['origin']}"
+        ship.fail([ship.refusal("engine", thing, str(exc), "an engine that answers", "see what preflight says of Docker on this node")])
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def header_problems(tree: str, manifest: Manifest) -> list[str]:
 
 def info(item: t.Mapping[str, t.Any], root: str, headers: bool) -> dict[str, t.Any]:
     artefact = Artefact.from_dict(item)
-    state = look(os.path.join(root, artefact.directory), artefact.revisions(), artefact.slim)
+    state = look(root, artefact)
     problems = state.problems
     if headers and state.manifest and not problems:
         problems = header_problems(state.tree, state.manifest)
@@ -143,7 +143,14 @@ def main() -> None:
     lacking = [item for item in artefacts if not item["complete"]]
     if lacking and module.params["required"]:
         refusals = [
-            Refusal("weights.incomplete", module.params["node"], f"{item['name']} in {item['tree']}", "; ".join(item["problems"][:5]), "the full manifest", "run the weights and sync plays")
+            Refusal(
+                "weights.incomplete",
+                module.params["node"],
+                f"{item['name']} in {item['tree']}",
+                "; ".join(item["problems"][:5]),
+                "the full manifest",
+                "run the weights and sync plays",
+            )
             for item in lacking
         ]
         module.fail_json(msg=format_refusals(refusals), refusals=[item.as_dict() for item in refusals], artefacts=artefacts, complete=False)

@@ -40,13 +40,9 @@ options:
     description:
       - A salted HMAC of the API key, so that a changed key is a changed spec of the head.
     type: str
-  preview:
-    description:
-      - Whether the inventory alone is used instead of the facts of the nodes.
-    type: bool
-    default: false
 seealso:
   - module: sparkops.inference.plan
+  - module: sparkops.inference.render
 """
 
 EXAMPLES = r"""
@@ -88,9 +84,4 @@ spec:
     labels:
       description: The labels, with the hash of this spec and the hash of the whole group.
       type: dict
-specs:
-  description: The containers of all ranks.
-  returned: when O(preview=true)
-  type: list
-  elements: dict
 """

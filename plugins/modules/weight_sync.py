@@ -29,7 +29,7 @@ attributes:
 options:
   artefacts:
     description:
-      - The artefacts of the plan, each with C(name), C(revision) and C(directory), and C(manifest), which is that of the head.
+      - The artefacts of the plan, each with C(name), C(repository), C(revision) and C(directory), and C(manifest), which is that of the head.
       - Without a manifest the head has no complete tree yet. In check mode the copy is then predicted; otherwise it is refused.
     type: list
     elements: dict
@@ -209,7 +209,21 @@ from ansible_collections.sparkops.inference.plugins.module_utils import _manifes
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 
 # Passed on to the job as they are.
-JOB_OPTIONS = ("weights_root", "state_dir", "node", "sources", "key", "known_hosts", "policy", "verify", "transport", "streams", "stall_seconds", "space_margin", "reserve")
+JOB_OPTIONS = (
+    "weights_root",
+    "state_dir",
+    "node",
+    "sources",
+    "key",
+    "known_hosts",
+    "policy",
+    "verify",
+    "transport",
+    "streams",
+    "stall_seconds",
+    "space_margin",
+    "reserve",
+)
 METHOD_NOTICE = "method rsync: files lie on each node's own disk, and nothing else is needed; nfs and zfs are not in this release"
 
 
@@ -227,8 +241,7 @@ class Sync(_unit.LongModule):
         """Complete means: this node's manifest is the head's, and every file of it is there. Without the head's manifest
         this node's own is the best guess, because a pinned revision never changes."""
         wanted = _manifest.from_dict(item["manifest"]) if item.get("manifest") else None
-        revisions = {wanted.revision} if wanted else {item["revision"]}
-        state = _weights_state.look(os.path.join(self.params["weights_root"], item["directory"]), revisions, wanted.slim if wanted else item.get("slim"))
+        state = _weights_state.look(self.params["weights_root"], _weights_state.Artefact.from_dict(item))
         problems = state.problems
         if wanted and state.manifest and set(wanted.files) != set(state.manifest.files):
             problems = [*problems, "its manifest differs from the head's"]
@@ -237,11 +250,14 @@ class Sync(_unit.LongModule):
     def refusals(self, lacking: t.Sequence[dict[str, t.Any]]) -> list[Refusal]:
         found = []
         if self.params["method"] in ("nfs", "zfs"):
-            found.append(self.refusal("method", f"weight_sync_method {self.params['method']}", "not in this release", "auto or rsync", "set weight_sync_method to auto"))
+            found.append(
+                self.refusal("method", f"weight_sync_method {self.params['method']}", "not in this release", "auto or rsync", "set weight_sync_method to auto")
+            )
         if lacking:
             found += [self.head_refusal(item["name"]) for item in self.params["artefacts"] if not item.get("manifest") and not self.module.check_mode]
             found += self.incomplete_refusals(lacking)
-            found += self.folder_refusals()
+            # In check mode the folder may be one that the bootstrap play is going to make.
+            found += [] if self.module.check_mode else self.folder_refusals()
         return found
 
     def head_refusal(self, name: str) -> Refusal:
@@ -252,7 +268,13 @@ class Sync(_unit.LongModule):
         if self.params["policy"] != "verify_only":
             return []
         return [
-            self.refusal("incomplete", f"{item['name']} in {item['tree']}", "; ".join(item["problems"][:5]), "the full manifest", "set weight_sync_policy to auto, which copies what lacks")
+            self.refusal(
+                "incomplete",
+                f"{item['name']} in {item['tree']}",
+                "; ".join(item["problems"][:5]),
+                "the full manifest",
+                "set weight_sync_policy to auto, which copies what lacks",
+            )
             for item in lacking
         ]
 
@@ -263,7 +285,9 @@ class Sync(_unit.LongModule):
             if os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
                 return []
             found = f"owned by uid {os.stat(parent).st_uid}, not writable for uid {os.geteuid()}"
-        return [self.refusal("not_writable", parent, found, "a folder that the user may write", "run the bootstrap play, change the owner, or set weights_root")]
+        return [
+            self.refusal("not_writable", parent, found, "a folder that the user may write", "run the bootstrap play, change the owner, or set weights_root")
+        ]
 
     def request(self) -> dict[str, t.Any]:
         request = {name: self.params[name] for name in JOB_OPTIONS}
@@ -276,7 +300,9 @@ class Sync(_unit.LongModule):
         outcome = self.earlier()
         state = self.look()
         lacking = [item for item in state if not item["complete"]]
-        reread = (self.params["verify"] and not (outcome or {}).get("verified")) or (self.params["policy"] == "force" and (outcome or {}).get("policy") != "force")
+        reread = (self.params["verify"] and not (outcome or {}).get("verified")) or (
+            self.params["policy"] == "force" and (outcome or {}).get("policy") != "force"
+        )
         refusals = self.refusals(lacking)
         if refusals:
             self.fail(refusals)

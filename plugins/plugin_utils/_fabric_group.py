@@ -24,15 +24,15 @@ def registered(hostvars: t.Mapping[str, Variables], names: t.Sequence[str], resu
     return {name: plain(value) for name, value in found.items() if value}
 
 
-def unread(names: t.Sequence[str], facts: Variables) -> list[Refusal]:
-    return [
-        Refusal(
-            "fabric.unread", name, "facts of the fabric", "none in this run", "those of every rank",
-            f"see why {name} was not read, or run without a --limit that leaves it out",
-        )
-        for name in names
-        if name not in facts
-    ]
+def unread(names: t.Sequence[str], facts: Variables, hostvars: t.Mapping[str, Variables]) -> list[Refusal]:
+    """A refusal for each rank whose fabric is not known, with what is known of the reason."""
+    refusals = []
+    for name in (name for name in names if name not in facts):
+        found = (hostvars[name].get("__fabric_read") or {}) if name in hostvars else {}
+        reason = str(found.get("msg") or "none in this run")
+        step = "mend the connection" if found.get("unreachable") else f"see why {name} was not read, or run without a --limit that leaves it out"
+        refusals.append(Refusal("fabric.unread", name, "facts of the fabric", reason, "those of every rank", step))
+    return refusals
 
 
 def choices(plan: Variables) -> dict[str, Choice]:

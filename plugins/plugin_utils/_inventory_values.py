@@ -37,17 +37,17 @@ def plain(value: t.Any) -> t.Any:
     return str(value)
 
 
-def request(task_vars: t.Mapping[str, t.Any], loader: t.Any, basedir: str) -> _plan.Request:
-    """Everything that the planner looks at, for the host of ``task_vars``."""
+def request(task_vars: t.Mapping[str, t.Any], loader: t.Any, template: t.Callable[[t.Any], t.Any]) -> _plan.Request:
+    """Everything that the planner looks at, for the host of ``task_vars``. ``template`` works a task's variable out."""
     host = task_vars["inventory_hostname"]
     hostvars = task_vars["hostvars"]
     broken: dict[str, dict[str, str]] = {}
     asking = _ours(hostvars[host], host, broken)
-    play_vars = _play_vars(task_vars, asking, host, broken)
+    play_vars = _play_vars(task_vars, asking, host, broken, template)
     nodes = _plan.group_nodes(play_vars.get("serve_nodes", asking.get("serve_nodes")))
     members = [name for name in dict.fromkeys(nodes) if name in hostvars and name != host]
     hosts = {host: asking, **{name: _ours(hostvars[name], name, broken) for name in members}}
-    directories = inventory_directories(task_vars, basedir)
+    directories = inventory_directories(task_vars, loader.get_basedir())
     profiles = ProfileFiles(_profile_paths(play_vars.get("serve_profile_paths", asking.get("serve_profile_paths"))), directories)
     return _plan.Request(
         hosts=hosts,
@@ -74,20 +74,33 @@ def _is_ours(name: t.Any) -> bool:
     return isinstance(name, str) and (name.startswith(_plan.PREFIXES) or name in TABLE)
 
 
-def _read(variables: t.Mapping[str, t.Any], names: t.Iterable[str], host: str, broken: dict[str, dict[str, str]]) -> dict[str, t.Any]:
+def _read(
+    variables: t.Mapping[str, t.Any],
+    names: t.Iterable[str],
+    host: str,
+    broken: dict[str, dict[str, str]],
+    template: t.Callable[[t.Any], t.Any] = lambda value: value,
+) -> dict[str, t.Any]:
     values = {}
     for name in names:
         try:
-            values[str(name)] = plain(variables[name])
+            values[str(name)] = plain(template(variables[name]))
         except AnsibleError as error:
             broken.setdefault(host, {})[str(name)] = " ".join(str(error).split())
     return values
 
 
-def _play_vars(task_vars: t.Mapping[str, t.Any], asking: t.Mapping[str, t.Any], host: str, broken: dict[str, dict[str, str]]) -> dict[str, t.Any]:
+def _play_vars(
+    task_vars: t.Mapping[str, t.Any],
+    asking: t.Mapping[str, t.Any],
+    host: str,
+    broken: dict[str, dict[str, str]],
+    template: t.Callable[[t.Any], t.Any],
+) -> dict[str, t.Any]:
     """Variables of the play: the host's own variables do not have them, or have another value."""
     known = broken.get(host, {})
-    values = _read(task_vars, [name for name in task_vars if _is_ours(name) and name not in known], host, broken)
+    # Other than those of hostvars, these are not worked out when they are read.
+    values = _read(task_vars, [name for name in task_vars if _is_ours(name) and name not in known], host, broken, template)
     return {name: value for name, value in values.items() if name not in asking or asking[name] != value}
 
 

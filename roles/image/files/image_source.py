@@ -30,7 +30,7 @@ import time
 import typing as t
 
 from _docker_api import DEFAULT_SOCKET, DockerApi, DockerError, NoPermission, Pieces
-from _image_export import CHUNK, Blob, Exporter, ExportError
+from _image_export import CHUNK, Blob, Exporter, ExportError, api_version, require_room
 
 RECORD = "images.json"
 IMAGE = re.compile(r"sha256:[0-9a-f]{64}")
@@ -137,8 +137,9 @@ def copy(content: t.BinaryIO, out: t.BinaryIO, count: int) -> None:
 
 def saved(api: DockerApi, document: dict[str, t.Any]) -> t.Iterator[bytes]:
     """The engine's archive of one platform: an index of several would name blobs that are not here."""
+    require_room(api, document)
     query: dict[str, t.Any] = {}
-    if tuple(int(part) for part in api.version()["ApiVersion"].split(".")) >= (1, 48):
+    if api_version(api) >= (1, 48):
         query["platform"] = json.dumps({"os": document["Os"], "architecture": document["Architecture"]})
     return api.stream("GET", f"/images/{document['Id']}/get", query=query)
 
@@ -158,8 +159,8 @@ def image_archive(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
         forget_old(folder, name)
         if not os.path.exists(path + ".json"):
             make_archive(api, document, path)
-    with open(path + ".json", encoding="utf-8") as stream:
-        frame(out, name=name, **json.load(stream))
+        about = note_receiver(path, wants=True)
+    frame(out, name=name, size=about["size"], sha256=about["sha256"])
 
 
 def make_archive(api: DockerApi, document: dict[str, t.Any], path: str) -> None:
@@ -176,7 +177,19 @@ def make_archive(api: DockerApi, document: dict[str, t.Any], path: str) -> None:
         os.unlink(path)
         raise Refused(f"the engine's archive names blobs that it has not: {', '.join(lacking)}")
     with open(path + ".json", "w", encoding="utf-8") as stream:
-        json.dump({"size": os.path.getsize(path), "sha256": digest.hexdigest()}, stream)
+        json.dump({"size": os.path.getsize(path), "sha256": digest.hexdigest(), "receivers": []}, stream)
+
+
+def note_receiver(path: str, wants: bool) -> dict[str, t.Any]:
+    """Who still wants the archive, by the address of its session."""
+    address = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    with open(path + ".json", "r+", encoding="utf-8") as stream:
+        about = json.load(stream)
+        about["receivers"] = sorted({*about["receivers"], address} if wants else {*about["receivers"]} - {address})
+        stream.seek(0)
+        stream.truncate()
+        json.dump(about, stream)
+    return about
 
 
 def missing_blobs(path: str) -> list[str]:
@@ -229,8 +242,12 @@ def image_rsync(api: DockerApi, out: t.BinaryIO, *words: str) -> None:
 
 
 def image_done(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
+    """The last receiver takes the archive with it."""
     document = allowed_image(api, image_id)
-    remove_archive(os.path.join(source()["staging"], document["Id"].partition(":")[2] + ".tar"))
+    path = os.path.join(source()["staging"], document["Id"].partition(":")[2] + ".tar")
+    with locked(os.path.dirname(path)):
+        if os.path.exists(path + ".json") and not note_receiver(path, wants=False)["receivers"]:
+            remove_archive(path)
     frame(out, done=True)
 
 

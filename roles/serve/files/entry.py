@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -59,22 +60,42 @@ def environment(entry):
         with open(entry["key"]["file"], encoding="utf-8") as stream:
             added[entry["key"]["variable"]] = stream.read().strip()
     for variable, place in entry["package_paths"].items():
-        found = importlib.util.find_spec(place["package"])
-        if found and found.submodule_search_locations:
-            added[variable] = os.path.join(found.submodule_search_locations[0], place["path"])
+        path = package_path(place)
+        if path:
+            added[variable] = path
     return added
 
 
-def run_hooks(hooks):
-    """Scripts that the image brings, each only where the image has it."""
-    for hook in hooks:
-        if not os.path.exists(hook["path"]):
-            continue
+def package_path(place):
+    """A file of an installed package, without importing the package; empty when it is not installed."""
+    found = importlib.util.find_spec(place["package"])
+    locations = found and found.submodule_search_locations
+    return os.path.join(list(locations)[0], place["path"]) if locations else ""
+
+
+def run_hook(hook):
+    """An empty text, or what went wrong: a script of the image is run, or put in the place of a package's file."""
+    if "copy_to" not in hook:
         code = subprocess.run([sys.executable, hook["path"]], check=False).returncode
-        if code and hook["on_failure"] == "fail":
-            fail(f"{hook['path']} ended with {code}")
-        if code:
-            say(f"{hook['path']} ended with {code}")
+        return f"{hook['path']} ended with {code}" if code else ""
+    target = package_path(hook["copy_to"])
+    if not target:
+        return f"{hook['path']}: there is no package {hook['copy_to']['package']} to put it into"
+    try:
+        shutil.copyfile(hook["path"], target)
+    except OSError as exc:
+        return f"{hook['path']} to {target}: {exc.strerror}"
+    return ""
+
+
+def run_hooks(hooks):
+    """In order, each only where the image has it."""
+    for hook in hooks:
+        wrong = run_hook(hook) if os.path.exists(hook["path"]) else ""
+        if wrong and hook["on_failure"] == "fail":
+            fail(wrong)
+        if wrong:
+            say(wrong)
 
 
 def main():

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 from sparklab.daemons import Daemons
-from sparklab.run import LabError, run, say, succeeds, tail, wait_for
+from sparklab.run import LabError, run, say, succeeds, tail, unmount_below, wait_for
 from sparklab.settings import LABEL, RUN, Paths
 
 SOCKET = "/run/docker.sock"
@@ -79,6 +79,8 @@ class Docker:
             return
         self.daemons.stop("engine", seconds=60)
         self.client = ""
+        for folder in (self.paths.engine, RUN / "docker"):
+            unmount_below(folder)
         before = json.loads(self._machine_file.read_text()) if self._machine_file.exists() else {}
         if before.get("docker0") is False:
             run(["ip", "link", "delete", "docker0"], check=False)

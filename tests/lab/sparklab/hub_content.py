@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import shutil
@@ -25,28 +26,40 @@ def description() -> dict:
 
 
 def ensure(paths: Paths, *, fresh: bool = False) -> None:
-    """Write what is missing; with *fresh* everything is written anew and ``main`` is back in its place."""
+    """Write what is missing; with *fresh* what tests have added or changed goes, and ``main`` is back in its place."""
     wanted = description()
-    if fresh:
-        shutil.rmtree(paths.hub, ignore_errors=True)
-        paths.hub.mkdir()
-    _ensure_tokens(paths)
+    bulk = wanted["bulk"]
+    revisions = {name: entry["revision"] for name, entry in wanted["revisions"].items()}
     contents = {
-        tiny_model.REPOSITORY: {entry["revision"]: name for name, entry in wanted["revisions"].items()},
-        GATED_REPOSITORY: {wanted["revision"]: "current"},
-        tiny_model.BULK_REPOSITORY: {wanted["bulk"]["revision"]: "bulk"},
+        tiny_model.REPOSITORY: (revisions, {"main": wanted["revision"]}),
+        GATED_REPOSITORY: ({"current": wanted["revision"]}, {"main": wanted["revision"], "gated": True, "access": ["reader"]}),
+        tiny_model.BULK_REPOSITORY: ({"bulk": bulk["revision"]}, {"main": bulk["revision"]}),
     }
-    for repository, revisions in contents.items():
+    if fresh:
+        for folder in paths.hub.glob("*/*/*"):
+            known, _options = contents.get(f"{folder.parts[-3]}/{folder.parts[-2]}", ({}, {}))
+            names = [name for name, revision in known.items() if revision == folder.name]
+            if not names or not _intact(folder, bulk if names == ["bulk"] else wanted["revisions"][names[0]]):
+                shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+        for folder in [*paths.hub.glob("*/*"), *paths.hub.glob("*")]:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+    _ensure_tokens(paths)
+    for repository, (known, options) in contents.items():
         folder = paths.hub / repository
         folder.mkdir(parents=True, exist_ok=True)
-        for revision, name in revisions.items():
+        for name, revision in known.items():
             if not (folder / revision).is_dir():
-                _write(folder / revision, name, wanted["bulk"] if name == "bulk" else wanted["revisions"][name])
+                _write(folder / revision, name, bulk if name == "bulk" else wanted["revisions"][name])
         if not (folder / "hub.json").exists():
-            options: dict = {"main": wanted["revision"] if repository != tiny_model.BULK_REPOSITORY else wanted["bulk"]["revision"]}
-            if repository == GATED_REPOSITORY:
-                options |= {"gated": True, "access": ["reader"]}
             (folder / "hub.json").write_text(json.dumps(options, indent=2) + "\n")
+
+
+def _intact(folder: Path, wanted: dict) -> bool:
+    """Tell whether a revision has just the files of the description."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return set(found) == set(wanted["files"]) and all(
+        hashlib.sha256(path.read_bytes()).hexdigest() == wanted["files"][name]["sha256"] for name, path in found.items())
 
 
 def _write(folder: Path, name: str, wanted: dict) -> None:

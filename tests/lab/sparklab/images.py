@@ -27,7 +27,7 @@ from pathlib import Path
 
 from sparklab import apt_repo, settings
 from sparklab.docker import Docker
-from sparklab.run import LabError, run, say, succeeds
+from sparklab.run import LabError, run, say, succeeds, unmount_below
 from sparklab.settings import HERE, LABEL, Paths
 
 SUITE = "bookworm"
@@ -100,9 +100,7 @@ class Images:
     def _workplace(self) -> Iterator[Path]:
         """Give a folder that is gone afterwards; leftovers of interrupted builds go first."""
         for old in self.paths.images.glob("work-*"):
-            for line in Path("/proc/self/mounts").read_text().splitlines():
-                if line.split()[1].startswith(f"{old}/"):  # left by a killed mmdebstrap: nothing may be removed through it
-                    run(["umount", "--lazy", line.split()[1]])
+            unmount_below(old)
             shutil.rmtree(old, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix="work-", dir=self.paths.images) as name:
             yield Path(name)
@@ -115,8 +113,9 @@ class Images:
         else:
             words = [f"--customize-hook={hook}" for hook in hooks]
         environment = {**os.environ, "TMPDIR": str(work), "WORK": str(work)}
-        run(["mmdebstrap", "--quiet", "--mode=root", "--dpkgopt=force-unsafe-io", f"--variant={variant}", "--components=main", f"--include={','.join(packages)}", *words, SUITE, tar],
-            environment=environment)
+        # Nobody needs these trees after a power cut, so packages need not be flushed to the disk one by one.
+        run(["mmdebstrap", "--quiet", "--mode=root", "--dpkgopt=force-unsafe-io", f"--variant={variant}", "--components=main",
+             f"--include={','.join(packages)}", *words, SUITE, tar], environment=environment)
         return tar
 
     # Node ---------------------------------------------------------------------------------------------------------

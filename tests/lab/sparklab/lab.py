@@ -46,11 +46,15 @@ class Lab:
         self._ensure_services(fresh=fresh)
         wanted = settings.nodes(count)
         self.nodes.ensure_controller_key()
+        if fresh:
+            for node in self.existing_nodes()[count:]:
+                self.nodes.remove_one(node)
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda node: self.nodes.ensure(node, image, fresh=fresh), wanted))
             self.nodes.write_known_hosts(self.existing_nodes())
             list(pool.map(self.nodes.wait_ready, wanted))
         say(f"{len(wanted)} nodes are ready: " + ", ".join(f"{node.name} {node.user}@{node.management}" for node in wanted))
+        self._sweep()
         self._publish(vllm=vllm)
         self.images.remove_outdated()
 
@@ -107,6 +111,13 @@ class Lab:
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda node: self.nodes.ensure(node, image, fresh=True), known))
             list(pool.map(self.nodes.wait_ready, known))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove old volumes in the background, one sweeper at a time."""
+        stale = self.nodes.stale_volumes()
+        if stale and self.daemons.pid("sweeper") is None:
+            self.daemons.start("sweeper", [self.docker.client, "volume", "rm", "--force", *stale])
 
     def _known_nodes(self, names: list[str]) -> list[Node]:
         existing = {node.name: node for node in self.existing_nodes()}
@@ -165,6 +176,7 @@ class Lab:
         self.paths.make()
         if not self.docker.answers() and any(self.paths.engine.iterdir()):
             self.docker.ensure_engine()  # a crashed lab's containers are known to its engine only
+        self.daemons.stop("sweeper")
         if self.docker.answers():
             self.nodes.remove()
         for name in self.daemons.running():

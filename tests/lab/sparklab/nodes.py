@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+import secrets
 import shutil
 from pathlib import Path
 
@@ -118,24 +119,24 @@ class Nodes:
         """Write the host keys of all nodes, so that logins can be strict from the first one on."""
         lines = []
         for node in wanted:
-            kind, key, *_ = (self.paths.node(node) / "ssh_host_ed25519_key.pub").read_text().split()
+            kind, key = (self.paths.node(node) / "ssh_host_ed25519_key.pub").read_text().split()[:2]
             lines.append(f"{node.management},{node.name} {kind} {key}")
         self.paths.known_hosts.write_text("\n".join(lines) + "\n")
 
     # Containers ---------------------------------------------------------------------------------------------------
 
-    def _create_words(self, node: Node, image: str) -> list[str]:
+    def _create_words(self, node: Node, image: str, volume: str) -> list[str]:
         return [
             "--name", node.name, "--hostname", node.name, "--label", LABEL, *RUN_FLAGS,
             "--network", settings.MANAGEMENT_NETWORK, "--ip", node.management,
-            "--volume", f"{node.volume}:/var/lib/docker", "--volume", f"{self.paths.node(node)}:/etc/sparklab:ro",
+            "--volume", f"{volume}:/var/lib/docker", "--volume", f"{self.paths.node(node)}:/etc/sparklab:ro",
             image,
         ]
 
     def ensure(self, node: Node, image_id: str, *, fresh: bool = False) -> None:
         """Bring one node to the state "exists as described and runs"; with *fresh* it starts from nothing."""
         self._write_settings(node)
-        words = self._create_words(node, image_id)
+        words = self._create_words(node, image_id, self._volume(node, fresh=fresh))
         spec = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
         found = self.docker.inspect("container", node.name)
         if found and LABEL not in found["Config"]["Labels"]:
@@ -144,18 +145,33 @@ class Nodes:
         if found and (fresh or not attached or found["Config"]["Labels"].get(f"{LABEL}.spec") != spec):
             self.docker("container", "rm", "--force", "--volumes", node.name)
             found = None
-        if fresh and self.docker.inspect("volume", node.volume):
-            self.docker("volume", "rm", "--force", node.volume)
         if not found:
             say(f"{node.name}: new container")
-            if self.docker.inspect("volume", node.volume) is None:
-                self.docker("volume", "create", "--label", LABEL, node.volume)
             self.docker("container", "create", "--label", f"{LABEL}.spec={spec}", *words)
             # The second network is attached before the start: eth0 is management, eth1 is fabric, at every boot.
             self.docker("network", "connect", "--ip", node.fabric, settings.FABRIC_NETWORK, node.name)
         if not found or not found["State"]["Running"]:
             say(f"{node.name}: booting")
             self.docker("container", "start", node.name)
+
+    def _volume(self, node: Node, *, fresh: bool) -> str:
+        """Return the volume of a node's engine, made if need be.
+
+        A fresh node gets another volume: to remove one with a loaded image takes half a minute on a busy disk, and
+        that may happen while the new node already works.
+        """
+        record = self.paths.node(node) / "volume"
+        if not fresh and record.exists() and self.docker.inspect("volume", record.read_text()):
+            return record.read_text()
+        name = f"{LABEL}-{node.name}-{secrets.token_hex(4)}"
+        self.docker("volume", "create", "--label", LABEL, name)
+        record.write_text(name)
+        return name
+
+    def stale_volumes(self) -> list[str]:
+        """Name the volumes of the lab that no node uses any more."""
+        current = {record.read_text() for record in (self.paths.state / "nodes").glob("*/volume")}
+        return [name for name in self.docker.labelled("volume") if name not in current]
 
     def ssh_words(self, node: Node, *command: str) -> list[str]:
         """Return the ssh command line for a node, strict about its host key."""
@@ -173,15 +189,19 @@ class Nodes:
         probe = self.ssh_words(node, "test -e /run/sparklab-node.done && sudo -n docker info")
         wait_for(f"{node.name} answers ssh and runs its engine", lambda: succeeds(probe, timeout=20), seconds, pause=0.2, explain=explain)
 
-    def remove(self, node_names: list[str] | None = None) -> None:
-        """Remove nodes (all, or those named) with their volumes; with all of them go the networks."""
+    def remove_one(self, node: Node) -> None:
+        """Remove a node; its volume is stale from then on."""
+        say(f"removing {node.name}")
+        self.docker("container", "rm", "--force", "--volumes", node.name)
+        shutil.rmtree(self.paths.node(node), ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove all nodes with their volumes, and the networks."""
         for name in self.docker.labelled("container"):
-            if node_names is None or name in node_names:
-                say(f"removing {name}")
-                self.docker("container", "rm", "--force", "--volumes", name)
+            say(f"removing {name}")
+            self.docker("container", "rm", "--force", "--volumes", name)
+        shutil.rmtree(self.paths.state / "nodes", ignore_errors=True)
         for name in self.docker.labelled("volume"):
-            if node_names is None or any(name == f"{LABEL}-{node}-docker" for node in node_names):
-                self.docker("volume", "rm", "--force", name)
-        if node_names is None:
-            for name in self.docker.labelled("network"):
-                self.docker("network", "rm", name)
+            self.docker("volume", "rm", "--force", name)
+        for name in self.docker.labelled("network"):
+            self.docker("network", "rm", name)

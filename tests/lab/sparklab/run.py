@@ -72,6 +72,14 @@ def tail(path: Path, lines: int = 15) -> str:
         return ""
 
 
+def unmount_below(folder: Path) -> None:
+    """Detach what a killed program has left mounted on or below a folder, before anything there is removed."""
+    for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+        place = line.split()[1]
+        if place == str(folder) or place.startswith(f"{folder}/"):
+            run(["umount", "--lazy", place], check=False)
+
+
 def wait_for(what: str, ready: Callable[[], bool], seconds: float, *, pause: float = 0.1, explain: Callable[[], str] = str) -> None:
     """Wait until *ready* says yes; name what was waited for when it does not."""
     end = time.monotonic() + seconds

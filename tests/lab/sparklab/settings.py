@@ -84,10 +84,6 @@ class Node:
         """Only the first node does: images have to be shipped to every other one."""
         return self.number == 1
 
-    @property
-    def volume(self) -> str:
-        return f"{LABEL}-{self.name}-docker"
-
 
 def nodes(count: int) -> list[Node]:
     """Return the first *count* nodes."""

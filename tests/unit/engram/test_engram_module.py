@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -210,18 +212,16 @@ def test_info_never_fails(source, call, capsys, tmp_path):
     assert not found["changed"]
 
 
+CODE = ["module_utils/_engram.py", "module_utils/_engram_files.py", "module_utils/_engram_job.py", "module_utils/_unit.py", "modules/engram_pack.py"]
+
+
 def test_every_refusal_is_documented():
     """docs/refusals/engram.yml has each id that the code can give, and no other."""
     yaml = pytest.importorskip("yaml")
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
-    with open(os.path.join(root, "docs", "refusals", "engram.yml"), encoding="utf-8") as stream:
-        documented = {item["id"] for item in yaml.safe_load(stream)}
-    used = set()
-    for folder, name in (("module_utils", "_engram"), ("module_utils", "_engram_files"), ("module_utils", "_engram_job"), ("module_utils", "_unit"), ("modules", "engram_pack")):
-        with open(os.path.join(root, "plugins", folder, f"{name}.py"), encoding="utf-8") as stream:
-            text = stream.read()
-        used |= {f"engram.{part.split(chr(34))[1]}" for part in text.replace("\n", " ").split("refusal(")[1:] if part.lstrip().startswith('"')}
-    assert used == documented
+    root = pathlib.Path(__file__).resolve().parents[3]
+    documented = {item["id"] for item in yaml.safe_load((root / "docs/refusals/engram.yml").read_text(encoding="utf-8"))}
+    text = "".join((root / "plugins" / name).read_text(encoding="utf-8") for name in CODE)
+    assert {f"engram.{name}" for name in re.findall(r'refusal\(\s*"(\w+)"', text)} == documented
 
 
 def test_fingerprints_of_nothing_are_false():

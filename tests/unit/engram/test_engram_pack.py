@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 
 import engram_source as oracle
@@ -647,3 +649,38 @@ def test_row_file_knows_its_segments(source, tmp_path):
     file = dataclasses.replace(files.plan_files(str(source), str(tmp_path), 1, 2)[0], segment_rows=1024)
     assert file.segments == [(1650, 2674), (2674, 3396)]
     assert file.offset(1650) == 4096
+
+
+def test_filesystem_that_refuses_direct_transfers(source, packed, tmp_path, monkeypatch):
+    """The flag is taken and the transfers fail, for all workers at once."""
+    reads, writes = os.preadv, os.pwrite
+
+    def refuse(act):
+        def transfer(fd, *arguments):
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+                time.sleep(0.01)
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            return act(fd, *arguments)
+
+        return transfer
+
+    monkeypatch.setattr(os, "preadv", refuse(reads))
+    monkeypatch.setattr(os, "pwrite", refuse(writes))
+    job.work(request(source, tmp_path / "other", tuning={"segment_rows": 512, "chunk_rows": 512, "workers": 8}))
+    assert sha256(tmp_path / "other" / NAME) == sha256(packed / NAME)
+
+
+def test_cancel_leaves_no_worker_behind(source, tmp_path, monkeypatch):
+    """A signal interrupts the main thread; the next run resumes."""
+
+    def interrupt(self, threads):
+        time.sleep(0.2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job.Crew, "_supervise", interrupt)
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        job.work(request(source, tmp_path / "out", rate_limit=100_000))
+    assert threading.active_count() == before
+    monkeypatch.undo()
+    assert job.work(request(source, tmp_path / "out"))["packed"]

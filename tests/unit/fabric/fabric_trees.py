@@ -184,4 +184,3 @@ def seed_pair(tmp_path: pathlib.Path, mtu: int = 9000) -> dict[str, Machine]:
 
 
 SEED_ADDRESSES = {"spark-1": "198.51.100.11", "spark-2": "198.51.100.12"}
-

@@ -264,8 +264,9 @@ def test_everything_wrong_is_in_one_report_and_fails(hostvars):
 
 
 def test_a_node_that_was_not_read_is_wrong_and_the_other_is_still_judged(hostvars):
-    hostvars["spark-2"] = {"__fabric_read": {"unreachable": True}}
+    hostvars["spark-2"] = {"__fabric_read": {"unreachable": True, "msg": "no route to host"}}
     hostvars["spark-1"]["__doctor_read"]["health"]["journal_kept"] = False
     found = report(hostvars)
     assert [(refusal["id"], refusal["node"]) for refusal in found["refusals"]] == [("fabric.unread", "spark-2")]
+    assert "found no route to host" in "\n".join(found["report"])
     assert "the journal is not kept" in found["notices"]["spark-1"][0]

@@ -241,6 +241,15 @@ def test_one_address_typed_twice_is_refused(tmp_path):
     assert ("spark-2", "fabric.address_twice") in ids(plan(seed_pair(tmp_path), {"spark-1": "198.51.100.11", "spark-2": "198.51.100.11"}))
 
 
+@pytest.mark.parametrize(("choice", "wanted"), [("", "eth1"), ("eth2", "eth2")])
+def test_one_address_on_two_interfaces_is_not_chosen_silently(tmp_path, choice, wanted):
+    machines = {name: Machine(tmp_path / name).interface("eth1", f"{address}/24") for name, address in SEED_ADDRESSES.items()}
+    machines["spark-1"].interface("eth2", "198.51.100.11/24")
+    found = plan(machines, choices={"spark-1": Choice(interface=choice)})
+    assert found.refusals == [] and found.nodes["spark-1"]["interface"] == wanted
+    assert f"198.51.100.11 is on eth1, eth2; {wanted} is taken" in texts(found, "spark-1")
+
+
 def test_a_fabric_interface_without_link_is_refused_naming_those_with_one(tmp_path):
     machines = seed_pair(tmp_path)
     machines["spark-1"].interface("enp1s0f0np0", "198.51.100.111/24", up=False)

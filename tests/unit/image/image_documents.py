@@ -49,8 +49,8 @@ CONTAINERD: dict[str, t.Any] = {
 del CONTAINERD["GraphDriver"]
 
 
-def document(base: dict[str, t.Any] = OVERLAY2, config: dict[str, t.Any] | None = None, **changes: t.Any) -> dict[str, t.Any]:
+def document(base: dict[str, t.Any] | None = None, config: dict[str, t.Any] | None = None, **changes: t.Any) -> dict[str, t.Any]:
     """A changed copy."""
-    changed = {**copy.deepcopy(base), **changes}
+    changed = {**copy.deepcopy(base or OVERLAY2), **changes}
     changed["Config"].update(config or {})
     return changed

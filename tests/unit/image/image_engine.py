@@ -67,12 +67,14 @@ class Engine(FakeDocker):
     def __enter__(self) -> Engine:
         super().__enter__()
         status = [["driver-type", "io.containerd.snapshotter.v1"]] if self.containerd else [["Backing Filesystem", "extfs"]]
-        self.routes.update({
-            ("GET", "/info"): lambda request: {"DriverStatus": status, "DockerRootDir": self.root},
-            ("GET", "/version"): {"ApiVersion": "1.41", "Arch": "amd64", "Version": "20.10.24"},
-            ("GET", "/images/json"): lambda request: [{"Id": image.id} for image in self.images.values()],
-            ("POST", "/images/load"): self.load,
-        })
+        self.routes.update(
+            {
+                ("GET", "/info"): lambda request: {"DriverStatus": status, "DockerRootDir": self.root},
+                ("GET", "/version"): {"ApiVersion": "1.41", "Arch": "amd64", "Version": "20.10.24"},
+                ("GET", "/images/json"): lambda request: [{"Id": image.id} for image in self.images.values()],
+                ("POST", "/images/load"): self.load,
+            }
+        )
         self._route()
         return self
 

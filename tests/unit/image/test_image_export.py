@@ -47,10 +47,28 @@ def exported(engine, image, wanted, how="export", **options):
 def test_names_of_layers_in_an_old_archive():
     """Recorded from Docker 20.10.24."""
     config = {
-        "Hostname": "", "Domainname": "", "User": "", "AttachStdin": False, "AttachStdout": False, "AttachStderr": False, "Tty": False, "OpenStdin": False,
-        "StdinOnce": False, "Env": None, "Cmd": None, "Image": "", "Volumes": None, "WorkingDir": "", "Entrypoint": None, "OnBuild": None, "Labels": None,
-    }  # fmt: skip
-    first, second = "sha256:1fb10033d2c6dd555ad2996528e818355adc1cd6dc06a5151e74cf0499cbd674", "sha256:276878932212aacb885cc7517fa03f88c7d4a42974c8c8cd9f0866b706874b86"
+        "Hostname": "",
+        "Domainname": "",
+        "User": "",
+        "AttachStdin": False,
+        "AttachStdout": False,
+        "AttachStderr": False,
+        "Tty": False,
+        "OpenStdin": False,
+        "StdinOnce": False,
+        "Env": None,
+        "Cmd": None,
+        "Image": "",
+        "Volumes": None,
+        "WorkingDir": "",
+        "Entrypoint": None,
+        "OnBuild": None,
+        "Labels": None,
+    }
+    first, second = (
+        "sha256:1fb10033d2c6dd555ad2996528e818355adc1cd6dc06a5151e74cf0499cbd674",
+        "sha256:276878932212aacb885cc7517fa03f88c7d4a42974c8c8cd9f0866b706874b86",
+    )
     bottom = {"id": "x", "created": "1970-01-01T00:00:00Z", "container_config": config, "os": "linux"}
     assert legacy_name(bottom, first) == "89bfc61da3f887b846669a33dd75a03d03a710f86b27125f795a10b2f0947e4e"
     above = {**bottom, "parent": "89bfc61da3f887b846669a33dd75a03d03a710f86b27125f795a10b2f0947e4e"}
@@ -109,7 +127,11 @@ def test_a_push_of_too_much_ends_and_save_takes_over(monkeypatch):
 
 @pytest.mark.parametrize(
     ("count", "containerd", "pushes"),
-    [pytest.param(1, False, True, id="little"), pytest.param(4, False, False, id="all-of-a-classic-store"), pytest.param(4, True, True, id="all-of-a-containerd-store")],
+    [
+        pytest.param(1, False, True, id="little"),
+        pytest.param(4, False, False, id="all-of-a-classic-store"),
+        pytest.param(4, True, True, id="all-of-a-containerd-store"),
+    ],
 )
 def test_the_cheaper_way_is_taken(count, containerd, pushes):
     image = EngineImage(LAYERS)

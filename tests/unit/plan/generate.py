@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import typing as t
@@ -31,12 +32,14 @@ RECIPES = {
 }
 
 
+@functools.cache
 def profiles() -> dict[str, dict[str, t.Any]]:
     """All shipped profiles that can be served, with what they extend."""
     files = ProfileFiles()
     return {name: with_parents(name, files.find) for name in files.names()}
 
 
+@functools.cache
 def catalogues() -> dict[str, dict[str, Option]]:
     return {name: catalogue(profile) for name, profile in profiles().items()}
 
@@ -48,7 +51,7 @@ def argument_specs() -> str:
     known = catalogues()
     common = options()
     entries = {name: _spec(option, []) for name, option in common.items()}
-    for profile, its_options in known.items():
+    for its_options in known.values():
         for name, option in its_options.items():
             if name not in common:
                 owners = [other for other, theirs in known.items() if name in theirs]
@@ -133,7 +136,14 @@ def knobs_page() -> str:
     ]
     for recipe, title in (("deepseek", "DeepSeek-V4.1-Flash EXL3"), ("glm", "GLM-5.3-Flash EXL3")):
         mine = [row for row in rows if recipe in row["recipes"]]
-        lines += [f"## {title}", "", f"{len(mine)} knobs.", "", "| upstream | variable | default | ranks | ends up in | note |", "|---|---|---|---|---|---|"]
+        lines += [
+            f"## {title}",
+            "",
+            f"{len(mine)} knobs.",
+            "",
+            "| upstream | variable | default | ranks | ends up in | note |",
+            "|---|---|---|---|---|---|",
+        ]
         lines += [_row(row, recipe) for row in mine]
         lines.append("")
     return "\n".join(lines)
@@ -148,19 +158,16 @@ def _row(row: dict[str, t.Any], recipe: str) -> str:
 
 def _default(name: str, recipe: str) -> str:
     for profile in RECIPES[recipe]:
-        if name in catalogues_cached()[profile]:
-            value = catalogues_cached()[profile][name].default
-            return "by condition" if isinstance(value, dict) and "choose" in value else "not set" if value is None else json.dumps(value, ensure_ascii=False)
+        if name in catalogues()[profile]:
+            value = catalogues()[profile][name].default
+            return (
+                "by condition"
+                if isinstance(value, dict) and "choose" in value
+                else "not set"
+                if value is None
+                else json.dumps(value, ensure_ascii=False)
+            )
     return "not in this recipe"
-
-
-_CACHE: dict[str, dict[str, Option]] = {}
-
-
-def catalogues_cached() -> dict[str, dict[str, Option]]:
-    if not _CACHE:
-        _CACHE.update(catalogues())
-    return _CACHE
 
 
 FILES: dict[pathlib.Path, t.Callable[[], str]] = {SPECS: argument_specs, RULES: rule_refusals, KNOBS_DATA: knobs_data, KNOBS_PAGE: knobs_page}

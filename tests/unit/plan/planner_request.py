@@ -71,7 +71,11 @@ def node_facts(plan: dict[str, t.Any], name: str) -> dict[str, t.Any]:
         "state_dir": f"/var/lib/sparkops/{plan['deployment']}",
         "weights_root": f"/data{number}/weights",
         "user": {"home": f"/home/user{number}"},
-        "fabric": {"interface": f"enp1s0f{number}np{number}", "address": plan["addresses"][name], "hcas": [f"rocep1s0f{number}", f"roceP2p1s0f{number}"]},
+        "fabric": {
+            "interface": f"enp1s0f{number}np{number}",
+            "address": plan["addresses"][name],
+            "hcas": [f"rocep1s0f{number}", f"roceP2p1s0f{number}"],
+        },
     }
 
 

@@ -15,8 +15,17 @@ hypothesis = pytest.importorskip("hypothesis")
 st = pytest.importorskip("hypothesis.strategies")
 
 NAMES: dict[str, t.Any] = {
-    "n": 3, "f": 0.85, "whole": 3.0, "yes": True, "no": False, "text": "a ${n} $HOME %", "nothing": None, "items": ["a", 1], "empty": [], "map": {"b": 1, "a": None},
-}  # fmt: skip
+    "n": 3,
+    "f": 0.85,
+    "whole": 3.0,
+    "yes": True,
+    "no": False,
+    "text": "a ${n} $HOME %",
+    "nothing": None,
+    "items": ["a", 1],
+    "empty": [],
+    "map": {"b": 1, "a": None},
+}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,10 @@ from ansible_collections.sparkops.inference.plugins.module_utils._options import
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import format_refusals
 
 
+def _no_file(path: str) -> None:
+    """No file of the controller is there."""
+
+
 def ids(*args: t.Any, **values: t.Any) -> list[str]:
     return [refusal.id for refusal in refused(*args, **values)]
 
@@ -33,7 +37,9 @@ def test_the_plan_has_what_roles_read() -> None:
     assert plan["timeouts"] == {"ready": 600, "stall": 300, "completion": 120}
     (artefact,) = plan["artefacts"]
     assert artefact["directory"] == f"sparklab--tiny-llama/{artefact['revision']}"
-    assert {"name", "repository", "fallback_repositories", "revision", "include", "exclude", "required", "licence", "size_bytes", "mount"} <= set(artefact)
+    assert {"name", "repository", "fallback_repositories", "revision", "include", "exclude", "required", "licence", "size_bytes", "mount"} <= set(
+        artefact
+    )
     assert {"reference", "digest", "platform", "stamp_label", "pull"} <= set(plan["image"])
 
 
@@ -159,7 +165,9 @@ def test_a_host_of_the_play_outside_of_the_group_is_a_notice() -> None:
         ({"hosts": {"spark-2": {"fabric_address": "127.0.0.2"}}}, ["fabric.address_invalid"]),
         ({"hosts": {"spark-2": {"fabric_address": "0.0.0.0"}}}, ["fabric.address_invalid"]),
         ({"hosts": {"spark-2": {"fabric_address": "224.0.0.1"}}}, ["fabric.address_invalid"]),
-        ({"hosts": {"spark-2": {"fabric_address": "fe80::1"}}}, ["fabric.address_invalid"]),
+        ({"hosts": {"spark-2": {"fabric_address": "fd00::2"}}}, ["fabric.address_invalid"]),
+        ({"hosts": {"spark-2": {"fabric_address": "169.254.1.1"}}}, ["fabric.address_invalid"]),
+        ({"hosts": {"spark-2": {"fabric_address": "198.51.100.012"}}}, ["fabric.address_invalid"]),
         ({"hosts": {"spark-2": {"fabric_address": 5}}}, ["settings.value"]),
         ({"serve_bind": "everywhere"}, ["settings.value"]),
         ({"serve_port": 29521}, ["settings.same_port"]),
@@ -181,25 +189,20 @@ def test_a_host_of_the_play_outside_of_the_group_is_a_notice() -> None:
         ({"serve_extra_arguments": ["--port=1"]}, ["settings.reserved"]),
         ({"serve_extra_arguments": ["--max-model-len=9"]}, ["settings.two_ways"]),
         ({"serve_extra_arguments": ["--max-num-seqs", "9"]}, ["settings.two_ways"]),
-        ({"serve_files": {"/x": "missing"}, "_read_file": lambda path: None}, ["settings.file"]),
-        ({"serve_chat_template_file": "missing.jinja", "_read_file": lambda path: None}, ["settings.file"]),
+        ({"serve_files": {"/x": "missing"}, "_read_file": _no_file}, ["settings.file"]),
+        ({"serve_chat_template_file": "missing.jinja", "_read_file": _no_file}, ["settings.file"]),
         ({"serve_files": {"relative": "x"}}, ["settings.value"]),
         ({"_broken": {"spark-1": {"serve_port": "'x' is undefined"}}}, ["settings.template"]),
     ],
-    ids=repr,
+    ids=lambda value: getattr(value, "__name__", "") or repr(value),
 )
 def test_wrong_values(values: dict[str, t.Any], expected: list[str]) -> None:
     assert ids("lab_tiny", 2, **values) == expected
 
 
-@pytest.mark.parametrize("address", ["198.51.100.12", "10.0.0.2", "fd00::2", " 198.51.100.12 "])
+@pytest.mark.parametrize("address", ["198.51.100.12", "10.0.0.2", " 198.51.100.12 "])
 def test_usable_fabric_addresses(address: str) -> None:
     assert planned("lab_tiny", hosts={"spark-2": {"fabric_address": address}})["addresses"]["spark-2"] == address.strip()
-
-
-def test_two_spellings_of_one_address_are_one_address() -> None:
-    hosts = {"spark-1": {"fabric_address": "fd00::1"}, "spark-2": {"fabric_address": "fd00:0:0::1"}}
-    assert ids("lab_tiny", hosts=hosts) == ["fabric.address_twice"]
 
 
 def test_equal_values_in_two_spellings_are_no_conflict() -> None:
@@ -279,7 +282,10 @@ def test_a_users_profile() -> None:
         ({"unknown": 1}, "unknown is not known"),
         ({"environment": {"A": "${serve_c}"}}, "environment names serve_c, which does not exist"),
         ({"proof": {"messages": [{}], "parameters": {"x": "${node.state_dir}"}, "answer": {}}}, "proof names node.state_dir"),
-        ({"options": {**MINE["options"], "serve_b": {"kind": "int", "description": "B.", "default": "${serve_a}"}}}, "depends on itself by way of serve_a > serve_b"),
+        (
+            {"options": {**MINE["options"], "serve_b": {"kind": "int", "description": "B.", "default": "${serve_a}"}}},
+            "depends on itself by way of serve_a > serve_b",
+        ),
         ({"options": {**MINE["options"], "serve_b": {"kind": "int", "description": "B.", "default": "x"}}}, "the default of serve_a"),
         ({"extends": "nothing"}, "it extends nothing, which does not exist"),
     ],
@@ -358,7 +364,15 @@ def test_the_planner_never_raises(capsys: t.Any) -> None:
     """Whatever an inventory holds, there is a plan or there are refusals."""
     hypothesis = pytest.importorskip("hypothesis")
     st = hypothesis.strategies
-    junk = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.text(max_size=4), max_size=3) | st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2)
+    junk = (
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=8)
+        | st.lists(st.text(max_size=4), max_size=3)
+        | st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2)
+    )
 
     @hypothesis.settings(max_examples=150, deadline=None)
     @hypothesis.given(st.dictionaries(st.sampled_from(sorted([*options(), "serve_max_model_len", "serve_enforce_eager"])), junk, max_size=6))

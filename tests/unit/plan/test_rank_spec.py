@@ -144,6 +144,28 @@ def test_packed_rows_only_where_they_were_checked() -> None:
     assert {"source": "/nvme/engram", "target": "/engram-packed", "read_only": True} in worker["mounts"]
 
 
+def sources(spec: dict[str, t.Any]) -> dict[str, str]:
+    return {mount["target"]: mount["source"] for mount in spec["mounts"]}
+
+
+def test_each_node_has_its_own_paths() -> None:
+    plan = planned("glm_53_flash_exl3_latest", hosts={"spark-2": {"serve_cache_root": "~/kernels"}})
+    head, worker = (sources(spec) for spec in specs(plan))
+    assert head["/root/.triton/cache"] == "/var/lib/sparkops/glm_53_flash_exl3_latest/cache/triton"
+    assert worker["/root/.triton/cache"] == "/home/user2/kernels/triton"
+    assert head["/model"].startswith("/data1/weights/") and worker["/model"].startswith("/data2/weights/")
+
+
+def test_a_host_nccl_is_each_nodes_own() -> None:
+    values = {"serve_accept_rules": ["G5"], "serve_host_nccl_library": "libnccl.so.2"}
+    plan = planned(
+        "glm_53_flash_exl3", hosts={"spark-1": {"serve_host_nccl_dir": "~/nccl"}, "spark-2": {"serve_host_nccl_dir": "/opt/nccl"}}, **values
+    )
+    head, worker = specs(plan)
+    assert (sources(head)["/nccl"], sources(worker)["/nccl"]) == ("/home/user1/nccl", "/opt/nccl")
+    assert head["env"]["LD_PRELOAD"] == worker["env"]["LD_PRELOAD"] == "/nccl/libnccl.so.2"
+
+
 # -- hashes ----------------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +182,13 @@ def test_order_of_variables_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"serve_max_num_seqs": 3}, {"serve_environment": {"A": "1"}}, {"serve_extra_arguments": ["--a"]}, {"serve_port": 9000}, {"fabric_gid_policy": "auto"}],
+    [
+        {"serve_max_num_seqs": 3},
+        {"serve_environment": {"A": "1"}},
+        {"serve_extra_arguments": ["--a"]},
+        {"serve_port": 9000},
+        {"fabric_gid_policy": "auto"},
+    ],
     ids=str,
 )
 def test_a_changed_setting_is_a_changed_spec(values: dict[str, t.Any]) -> None:
@@ -198,7 +226,22 @@ def test_the_content_of_a_mounted_file_is_part_of_the_spec() -> None:
 
 # -- R16: byte for byte ----------------------------------------------------------------------------------------------
 
-AWKWARD = ["two words", "it's", 'a "quote"', "$HOME", "${serve_port}", "$${x}", "%d %(a)s", "{{ x }}", "naïve ü 漢", "", "tab\tand\nline", "-", "a=b", "\\n"]
+AWKWARD = [
+    "two words",
+    "it's",
+    'a "quote"',
+    "$HOME",
+    "${serve_port}",
+    "$${x}",
+    "%d %(a)s",
+    "{{ x }}",
+    "naïve ü 漢",
+    "",
+    "tab\tand\nline",
+    "-",
+    "a=b",
+    "\\n",
+]
 
 
 def test_arguments_arrive_byte_for_byte_on_both_ranks() -> None:
@@ -214,7 +257,9 @@ def test_environment_arrives_byte_for_byte_on_both_ranks() -> None:
 
 def test_mappings_become_json_that_reads_back() -> None:
     overrides = {"a": 'it\'s "x"', "b": [1, 2.5, None, True], "c": {"d": "$HOME ${serve_port} 漢"}}
-    command = specs(planned("generic_vllm", serve_model_repository="a/b", serve_model_revision="c", image_reference="i:1", serve_hf_overrides=overrides))[0]["command"]
+    command = specs(
+        planned("generic_vllm", serve_model_repository="a/b", serve_model_revision="c", image_reference="i:1", serve_hf_overrides=overrides)
+    )[0]["command"]
     assert json.loads(command[command.index("--hf-overrides") + 1]) == overrides
     extra = {"method": "x", "n": 3}
     assert json.loads(specs(planned("lab_tiny", serve_extra_arguments=["--y", extra]))[0]["command"][-1]) == extra

@@ -333,6 +333,21 @@ def test_hooks_run_in_order_and_only_a_strict_one_stops_the_start(tmp_path):
     assert entry(tmp_path, {"hooks": hooks}, ["echo", "engine"]).returncode == 78
 
 
+def test_a_hook_may_replace_a_file_of_a_package(tmp_path):
+    package = tmp_path / "lib/pack/sub"
+    package.mkdir(parents=True)
+    (tmp_path / "lib/pack/__init__.py").write_text("raise SystemExit('must not be imported')")
+    (package / "kernel.py").write_text("old")
+    (tmp_path / "new.py").write_text("new")
+    hook = {"path": str(tmp_path / "new.py"), "copy_to": {"package": "pack", "path": "sub/kernel.py"}, "on_failure": "fail"}
+    paths = {"PACK_KERNEL": {"package": "pack", "path": "sub/kernel.py"}, "NONE": {"package": "no_such_package", "path": "x"}}
+    done = entry(tmp_path, {"hooks": [hook], "package_paths": paths}, environment={"PYTHONPATH": str(tmp_path / "lib")})
+    assert (package / "kernel.py").read_text() == "new"
+    assert f"PACK_KERNEL={package}/kernel.py" in done.stdout.splitlines() and "NONE=" not in done.stdout
+    hook["copy_to"]["package"] = "no_such_package"
+    assert entry(tmp_path, {"hooks": [hook]}).returncode == 78
+
+
 def test_a_missing_engine_is_told(tmp_path):
     done = entry(tmp_path, {}, ["no-such-engine"])
     assert done.returncode == 78 and "no-such-engine" in done.stderr

@@ -126,7 +126,13 @@ def test_a_cache_of_either_layout_is_complete_by_its_pin(tmp_path, layout):
     cache = hub_cache(tmp_path, layout)
     (tree,) = _hub.local_trees(str(cache), "acme/tiny", COMMIT)
     manifest = _hub.local_manifest(tree, "acme/tiny", COMMIT, [], ["README.md"], ["config.json", "tokenizer.json"])
-    assert {file.path for file in manifest.files} == {"config.json", "tokenizer.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
+    assert {file.path for file in manifest.files} == {
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    }
     for file in manifest.files:
         real = tree.files[file.path].real
         assert not os.path.islink(real) and os.path.getsize(real) == file.size

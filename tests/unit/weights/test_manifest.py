@@ -93,7 +93,9 @@ def test_a_manifest_survives_its_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tree.manifest.json"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "repository": "a", "revision": "b", "files": [{"path": "../x", "size": 1, "sha256": ""}]}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "repository": "a", "revision": "b", "files": [{"path": "../x", "size": 1, "sha256": ""}]}']
+)
 def test_a_bad_manifest_proves_nothing(tmp_path, text):
     (tmp_path / "tree.manifest.json").write_text(text)
     assert manifests.load(str(tmp_path / "tree")) is None
@@ -174,7 +176,9 @@ def test_space_of_a_virgin_host_is_that_of_the_nearest_folder(tmp_path):
     assert manifests.space(str(tmp_path / "not" / "there")).path == str(tmp_path)
 
 
-segments = st.text(st.characters(blacklist_characters="/\0\n", blacklist_categories=("Cs",)), min_size=1, max_size=8).filter(lambda text: text not in (".", ".."))
+segments = st.text(st.characters(blacklist_characters="/\0\n", blacklist_categories=("Cs",)), min_size=1, max_size=8).filter(
+    lambda text: text not in (".", "..")
+)
 
 
 @given(st.lists(segments, min_size=1, max_size=4).map("/".join))

@@ -185,7 +185,11 @@ def test_parts_cover_the_file_and_are_few(size, streams, smallest):
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(script=st.lists(st.sampled_from([None, "cut", HubError("cut", "cut"), HubError("server", "500")]), max_size=12), size=st.integers(1, 120_000), part=st.integers(500, 200_000))
+@given(
+    script=st.lists(st.sampled_from([None, "cut", HubError("cut", "cut"), HubError("server", "500")]), max_size=12),
+    size=st.integers(1, 120_000),
+    part=st.integers(500, 200_000),
+)
 def test_any_mix_of_cuts_gives_the_file(tmp_path_factory, script, size, part):
     folder = tmp_path_factory.mktemp("any")
     source = Memory(CONTENT[:size], script)

@@ -96,7 +96,9 @@ def test_verify_names_the_damaged_file_and_the_next_run_fetches_only_it(hub, nod
     os.utime(node.tree() / SMALL, ns=(status.st_atime_ns, status.st_mtime_ns))
     refusals = node.refused(verify=True)
     assert [item["id"] for item in refusals] == ["weights.damaged"] and SMALL in refusals[0]["thing"] and hub.served() == 0
-    assert _weights_state.look(str(node.tree()), {COMMIT}).problems == [f"{SMALL}: found damaged by the last verification"]
+    assert _weights_state.look(str(node.weights), _weights_state.Artefact.from_dict(node.artefact())).problems == [
+        f"{SMALL}: found damaged by the last verification"
+    ]
     assert node.run()["ok"] and same(node.tree(), source)
     assert hub.served() == (source / SMALL).stat().st_size
     assert not node.run(verify=True)["changed"]
@@ -104,8 +106,8 @@ def test_verify_names_the_damaged_file_and_the_next_run_fetches_only_it(hub, nod
 
 def test_two_kills_in_the_middle_cost_at_most_a_tenth(hub, node):
     """Kill -9 twice while shards arrive; the third run finishes."""
-    source = hub.repository("acme/tiny", [4_000_000, 4_000_000, 4_000_000, 2_000_000])
-    hub.fault("slow", path="acme/tiny/*.safetensors", rate=2_000_000)
+    source = hub.repository("acme/tiny", [8_000_000, 8_000_000, 8_000_000, 4_000_000])
+    hub.fault("slow", path="acme/tiny/*.safetensors", rate=4_000_000)
     for share in (0.25, 0.6):
         process = node.start(ranged_above=1_000_000)
         while hub.served() < share * total(source):
@@ -129,6 +131,7 @@ def test_too_many_requests(hub, node):
     assert result["ok"] and same(node.tree(), source) and time.monotonic() - began > 3
     waits = [notice for notice in result["notices"] if "waiting" in notice]
     assert any("waiting 2 s as it asks" in notice for notice in waits) and any("waiting 1 s as it asks" in notice for notice in waits)
+    assert any("api/models" in notice for notice in waits)
 
 
 def test_waiting_has_a_cap(hub, node):
@@ -147,7 +150,11 @@ def test_access_is_told_apart_and_no_token_is_printed(hub, node, token):
         assert result["ok"] and same(node.tree(), source)
     else:
         (refusal,) = result["refusals"]
-        expected = {None: ("weights.hub_unauthorized", "no token was sent"), "hf_of_nobody": ("weights.hub_unauthorized", "was not accepted"), "hf_of_a_stranger": ("weights.hub_forbidden", "has no access")}
+        expected = {
+            None: ("weights.hub_unauthorized", "no token was sent"),
+            "hf_of_nobody": ("weights.hub_unauthorized", "was not accepted"),
+            "hf_of_a_stranger": ("weights.hub_forbidden", "has no access"),
+        }
         assert refusal["id"] == expected[token][0] and expected[token][1] in refusal["found"]
     assert not (node.state / "jobs" / "secret").exists()
     told = json.dumps(result) + "".join(path.read_text(errors="replace") for path in (node.state / "jobs").iterdir())
@@ -271,6 +278,30 @@ def test_a_fallback_repository(hub, node, fallback):
     assert result["ok"] and same(node.tree(), source)
     assert result["artefacts"]["model"]["repository"] == "mirror/tiny"
     assert not node.run(node.artefact(fallback_repositories=[fallback]), environment=None)["changed"]
+
+
+def test_a_branch_stays_at_the_commit_of_its_first_download(hub, node):
+    source = hub.repository("acme/tiny", SIZES)
+    artefact = node.artefact(commit="main")
+    result = node.run(artefact)
+    assert result["ok"] and same(node.tree(artefact), source) and any(f"is commit {COMMIT} now" in notice for notice in result["notices"])
+    assert manifests.load(str(node.tree(artefact))).revision == COMMIT
+    newer = hub.repository("acme/tiny", [4000, 5000], OTHER)
+    assert not node.run(artefact, environment=None)["changed"]
+    (node.tree(artefact) / "tokenizer.json").unlink()
+    assert node.run(artefact)["ok"] and same(node.tree(artefact), source)
+    assert node.run(artefact, download="refresh")["ok"] and manifests.load(str(node.tree(artefact))).revision == OTHER
+    assert all((node.tree(artefact) / path.name).read_bytes() == path.read_bytes() for path in newer.iterdir() if path.name != "README.md")
+    assert not (node.tree(artefact) / LARGE).exists(), "a file of the older commit"
+
+
+@pytest.mark.parametrize("download", ["missing", "never"])
+def test_without_a_pin_and_a_hub_the_user_is_asked(hub, node, tmp_path, download):
+    cache = hub_cache(tmp_path, "classic")
+    (cache / "models--acme--tiny" / "snapshots" / OTHER).mkdir()
+    hub.close()
+    (refusal,) = node.refused(node.artefact(commit="main"), adopt_from=[str(cache)], download=download)
+    assert f"this node has {COMMIT}, {OTHER}" in refusal["next_step"]
 
 
 def test_every_artefact_goes_the_same_way(hub, node):
@@ -405,7 +436,11 @@ def test_a_slim_tree_from_a_full_checkout_is_links(hub, node, tmp_path):
     artefact = slim_artefact(node)
     assert node.run(artefact, adopt_from=[str(cache)], environment=None)["ok"] and hub.requests() == 0
     assert (node.tree() / LARGE).stat().st_nlink == 2 and not (node.tree() / LARGE).is_symlink()
-    assert json.loads((tmp_path / "plain" / "model.safetensors.index.json").read_text())["weight_map"].keys() == {"layer.0.weight", "layer.1.weight", "layer.2.weight"}
+    assert json.loads((tmp_path / "plain" / "model.safetensors.index.json").read_text())["weight_map"].keys() == {
+        "layer.0.weight",
+        "layer.1.weight",
+        "layer.2.weight",
+    }
     assert os.path.realpath(cache / "models--acme--tiny" / "snapshots" / COMMIT / "model.safetensors.index.json").endswith(manifests_blob(cache))
 
 
@@ -428,7 +463,7 @@ def test_another_selection_of_tensors_makes_another_index(hub, node):
     hub.repository("acme/tiny", SIZES)
     node.run(slim_artefact(node))
     other = {**slim_artefact(node), "slim": {"tensors": ["layer.2.weight"], "files": ["config.json"]}}
-    assert _weights_state.look(str(node.tree()), {COMMIT}, other["slim"]).problems
+    assert _weights_state.look(str(node.weights), _weights_state.Artefact.from_dict(other)).problems
     assert node.run(other)["changed"]
     assert list(json.loads((node.tree() / "model.safetensors.index.json").read_text())["weight_map"]) == ["layer.2.weight"]
 

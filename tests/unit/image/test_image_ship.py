@@ -17,10 +17,12 @@ import sys
 import tarfile
 
 import pytest
-from ansible_collections.sparkops.inference.plugins.module_utils import _image_transfer as image_transfer
+from ansible_collections.sparkops.inference.plugins.module_utils import _image_ship as image_ship
+from ansible_collections.sparkops.inference.plugins.module_utils import _image_source as image_source
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import from_inspect
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
-from ansible_collections.sparkops.inference.plugins.module_utils._image_transfer import Dropped, Ship
+from ansible_collections.sparkops.inference.plugins.module_utils._image_archive import canonical
+from ansible_collections.sparkops.inference.plugins.module_utils._image_ship import Dropped, Lack, Ship
 from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused
 from image_engine import Engine, EngineImage, archive_of
 
@@ -69,10 +71,21 @@ class Pair:
 
     def ship(self, image: EngineImage, mode: str = "auto", **changes: str) -> dict:
         request = {
-            "reference": image.tag, "source_id": image.id, "identity": from_inspect(image.document()).identity, "origin": "spark-1", "node": "spark-2", "mode": mode,
-            "staging": str(self.folder / "target/ship"), "socket": self.target.socket_path, "address": "198.51.100.11", "user": "me", "key": "/key",
-            "known_hosts": "/known", "state_root": str(self.folder / "target"), **changes,
-        }  # fmt: skip
+            "reference": image.tag,
+            "source_id": image.id,
+            "identity": from_inspect(image.document()).identity,
+            "origin": "spark-1",
+            "node": "spark-2",
+            "mode": mode,
+            "staging": str(self.folder / "target/ship"),
+            "socket": self.target.socket_path,
+            "address": "198.51.100.11",
+            "user": "me",
+            "key": "/key",
+            "known_hosts": "/known",
+            "state_root": str(self.folder / "target"),
+            **changes,
+        }
         return Ship(request, Progress(str(self.folder / "progress.json"))).run()
 
     def verbs(self) -> list[str]:
@@ -91,7 +104,7 @@ def pair(tmp_path, monkeypatch):
         for image in source_images:
             new.allow(image)
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-        monkeypatch.setattr(image_transfer, "MARGIN", 0)
+        monkeypatch.setattr(image_ship, "MARGIN", 0)
         return new
 
     yield make
@@ -126,7 +139,7 @@ def test_a_worker_that_pulled_its_base_itself_gets_a_manifest_of_its_own_blobs(p
 @pytest.mark.parametrize("containerd", [False, True])
 def test_layers_go_on_after_a_cut(pair, percent, containerd):
     nodes = pair(source_containerd=containerd)
-    original = image_transfer.Source.ask
+    original = image_source.Source.ask
     cuts = []
 
     def cut_once(self, *words):
@@ -135,11 +148,11 @@ def test_layers_go_on_after_a_cut(pair, percent, containerd):
             nodes.limit.write_text(str(len(BIG) * percent // 100))
         return original(self, *words)
 
-    image_transfer.Source.ask = cut_once
+    image_source.Source.ask = cut_once
     try:
         result = nodes.ship(NEW, "layers")
     finally:
-        image_transfer.Source.ask = original
+        image_source.Source.ask = original
     total = sum(len(layer) for layer in NEW.content.values())
     assert cuts and nodes.verbs().count("image-layers") == 2
     assert result["ship"]["bytes"] <= 1.01 * total, "what had come was not sent again"
@@ -148,26 +161,26 @@ def test_layers_go_on_after_a_cut(pair, percent, containerd):
 
 def test_a_run_that_was_ended_leaves_what_the_next_one_uses(pair, monkeypatch):
     nodes = pair()
-    monkeypatch.setattr(image_transfer, "ATTEMPTS", 1)
-    inspect = image_transfer.Source.ask_line
+    monkeypatch.setattr(image_ship, "ATTEMPTS", 1)
+    inspect = image_source.Source.ask_line
 
     def then_cut(self, *words):
         answer = inspect(self, *words)
         nodes.limit.write_text("2000000")
         return answer
 
-    monkeypatch.setattr(image_transfer.Source, "ask_line", then_cut)
+    monkeypatch.setattr(image_source.Source, "ask_line", then_cut)
     with pytest.raises(Refused, match="image.ship"):
         nodes.ship(NEW)
     assert NEW.tag not in [image.tag for image in nodes.target.images.values()]
-    monkeypatch.setattr(image_transfer.Source, "ask_line", inspect)
+    monkeypatch.setattr(image_source.Source, "ask_line", inspect)
     assert nodes.ship(NEW)["ship"]["bytes"] < 1_200_000
 
 
 def test_a_layer_with_other_content_is_thrown_away_and_fetched_again(pair):
     nodes = pair()
-    staging = image_transfer.Staging(str(nodes.folder / "target/ship" / from_inspect(NEW.document()).identity[7:23]))
-    part = image_transfer.Blob(NEW.layers[0], NEW.layers[0], 0, "")
+    staging = image_source.Staging(str(nodes.folder / "target/ship" / from_inspect(NEW.document()).identity[7:23]))
+    part = image_source.Blob(NEW.layers[0], NEW.layers[0], 0, "")
     with open(staging.path(part) + ".part", "wb") as stream:
         stream.write(b"x" * 1000)
     assert nodes.ship(NEW)["image"]["present"]
@@ -189,15 +202,17 @@ def test_whole_archives(pair, mode, tmp_path):
 def rsync_through_the_script(nodes):
     """rsync gives each word of the far end's command as an argument of its own."""
     ssh = nodes.folder / "bin/ssh"
-    text = ssh.read_text().replace('for words in "$@"; do :; done', 'for words in "$@"; do :; done\ncase "$*" in *image-rsync*) words="image-rsync ${*##* image-rsync }" ;; esac')
+    text = ssh.read_text().replace(
+        'for words in "$@"; do :; done', 'for words in "$@"; do :; done\ncase "$*" in *image-rsync*) words="image-rsync ${*##* image-rsync }" ;; esac'
+    )
     ssh.write_text(text)
 
 
 def test_an_archive_that_lacks_a_blob_is_noticed_before_it_is_sent_and_layers_are_tried(pair, monkeypatch):
     nodes = pair()
     complete = nodes.source.save
-    archives = iter([lambda image: without_largest(complete(image))])
-    monkeypatch.setattr(nodes.source, "save", lambda image: next(archives, complete)(image))
+    damage = iter([without_largest])
+    monkeypatch.setattr(nodes.source, "save", lambda image: next(damage, bytes)(complete(image)))
     result = nodes.ship(NEW, "archive")
     assert result["ship"]["mode"] == "layers"
     assert "names blobs that it has not" in result["notices"][0] or "rsync" in result["notices"][0]
@@ -229,12 +244,12 @@ def test_modes(pair, monkeypatch, mode, kept, room, modes):
     monkeypatch.setattr(Ship, "lack_of_space", lambda self, staged, loaded: None if room else ("/", 2, 1))
     ship = Ship.__new__(Ship)
     ship.mode = mode
-    assert ship.choose(kept, 100) == modes
+    assert ship.choose(Lack(None, None, kept, [], 100)) == modes
 
 
 def test_no_room_is_refused_before_the_first_byte(pair, monkeypatch):
     nodes = pair()
-    monkeypatch.setattr(image_transfer.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1000))
+    monkeypatch.setattr(image_ship.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1000))
     with pytest.raises(Refused, match=r"1000 bytes free .* image_staging .*\[image\.space\]"):
         nodes.ship(NEW, "layers")
     assert nodes.verbs() == ["image-inspect"]
@@ -243,8 +258,8 @@ def test_no_room_is_refused_before_the_first_byte(pair, monkeypatch):
 def test_room_is_counted_for_both_directories_of_one_filesystem(pair, monkeypatch):
     nodes = pair()
     ship = Ship.__new__(Ship)
-    ship.staging_root, ship.api = str(nodes.folder / "target/ship"), image_transfer.DockerApi(nodes.target.socket_path)
-    monkeypatch.setattr(image_transfer.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1000))
+    ship.staging_root, ship.api = str(nodes.folder / "target/ship"), image_ship.DockerApi(nodes.target.socket_path)
+    monkeypatch.setattr(image_ship.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1000))
     assert ship.lack_of_space(500, 500) is None
     assert ship.lack_of_space(500, 501)[1:] == (1001, 1000)
     assert ship.lack_of_space(0, 0) is None
@@ -278,17 +293,22 @@ def test_the_same_layer_twice_in_an_image(pair):
 
 def test_a_lost_link_is_told_apart_from_a_refusal(pair):
     nodes = pair()
-    source = image_transfer.Source("198.51.100.11", "me", "/key", "/known")
+    source = image_source.Source("198.51.100.11", "me", "/key", "/known")
     nodes.limit.write_text("10")
     with pytest.raises(Dropped):
         source.ask_line("image-inspect", NEW.id)
-    with pytest.raises(image_transfer.TransferError, match="not the id of an image"):
+    with pytest.raises(image_source.TransferError, match="not the id of an image"):
         source.ask_line("image-inspect", "latest")
 
 
 @pytest.mark.parametrize(
     ("reference", "name"),
-    [("app:1", "docker.io/library/app:1"), ("team/app:1", "docker.io/team/app:1"), ("registry.example:5000/app:1", "registry.example:5000/app:1"), ("localhost/app:1", "localhost/app:1")],
+    [
+        ("app:1", "docker.io/library/app:1"),
+        ("team/app:1", "docker.io/team/app:1"),
+        ("registry.example:5000/app:1", "registry.example:5000/app:1"),
+        ("localhost/app:1", "localhost/app:1"),
+    ],
 )
 def test_names_in_containerd(reference, name):
-    assert image_transfer.canonical(reference) == name
+    assert canonical(reference) == name

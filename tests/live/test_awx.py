@@ -1,0 +1,194 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Each job template's own fields, run by ansible-runner as AWX would, against the lab: what it returns, changes, and leaves as artefacts."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import time
+import typing as t
+
+import pytest
+from conftest import ROOT, fingerprint, on, running
+
+sys.path.insert(0, os.path.join(ROOT, "tests/unit/awx"))
+
+from awx_runner import TEMPLATES, run  # noqa: E402
+
+LAB = os.path.join(ROOT, "inventories/lab/hosts.yml")
+UNREACHABLE = os.path.join(ROOT, "tests/live/unreachable.yml")
+NODES = ["spark-1", "spark-2"]
+LEASE = "/var/lib/sparkops/lab_tiny/lease.json"
+REPORT = {f"sparkops_{name}" for name in ("deployment", "profile", "model", "endpoint", "image", "image_digest", "revision", "verdict")}
+STATUS = {"sparkops_status"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A job and what must come of it."""
+
+    template: str
+    answers: dict[str, str] = dataclasses.field(default_factory=dict)
+    tags: str = ""
+    limit: str = ""
+    inventory: str = LAB
+    fails: bool = False
+    artefacts: frozenset[str] = frozenset()
+    parts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        words = [self.template, *(f"{name}={value}" for name, value in self.answers.items()), self.tags, self.limit, "unreachable" if self.inventory != LAB else ""]
+        return " ".join(word for word in words if word)
+
+
+def snapshot() -> dict[str, str]:
+    """What tests/predict takes a node to be."""
+    loader = importlib.machinery.SourceFileLoader("predict", os.path.join(ROOT, "tests/predict"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("predict", loader))
+    loader.exec_module(module)
+    return module.snapshot(NODES)
+
+
+def check(row: Row) -> t.Any:
+    job = run(row.template, row.inventory, row.answers, tags=row.tags, limit=row.limit)
+    assert (job.code != 0) == row.fails, job.text[-4000:]
+    assert set(job.artefacts) == row.artefacts
+    for part in row.parts:
+        assert part in job.text, job.text[-4000:]
+    return job
+
+
+def wrong(template: str, name: str, value: str) -> Row:
+    return Row(template, {name: value}, fails=True, parts=(name, value, "settings.value"))
+
+
+# State before: the pair serves as declared. No row changes anything.
+SERVING = [
+    Row("bring-up", artefacts=frozenset(REPORT), parts=("STAGES", "serve", "to go back")),
+    Row("bring-up", {"weights_download": "never", "image_pull_policy": "never", "weight_sync_policy": ""}, artefacts=frozenset(REPORT)),
+    Row("bring-up", tags="weights,sync"),
+    wrong("bring-up", "image_pull_policy", "sometimes"),
+    Row("bring-up", {"spark_hosts": "nobody"}, fails=True, parts=("nobody",)),
+    Row("preflight"),
+    Row("preflight", inventory=UNREACHABLE, fails=True, parts=("preflight.unreachable", "spark-2")),
+    Row("doctor"),
+    Row("doctor", {"spark_hosts": "nobody"}, fails=True),
+    Row("settings", {"settings_compare": "False"}, parts=("settings_compare",)),
+    Row("settings", parts=("nothing",)),
+    wrong("settings", "settings_compare", "perhaps"),
+    Row("logs", {"logs_of": "head", "logs_tail": "5"}),
+    wrong("logs", "logs_tail", "1e3"),
+    Row("stage", artefacts=frozenset(REPORT), parts=("staged",)),
+    wrong("stage", "weights_download", "yes"),
+    Row("image", {"image_ship_mode": "layers"}),
+    wrong("image", "image_ship_mode", "pigeon"),
+    Row("weights", {"weights_verify": "no"}, limit="spark-1"),
+    wrong("weights", "weights_verify", "2"),
+    Row("sync"),
+    wrong("sync", "weight_sync_policy", "FORCE"),
+    Row("pack", {"engram_rate_limit": "100 MiB"}),
+    wrong("pack", "engram_rate_limit", "fast"),
+    Row("prove", artefacts=frozenset(REPORT), parts=("proven", "answered in")),
+    wrong("stop", "serve_stop_grace", "-1"),
+    Row("cancel"),
+    Row("cancel", inventory=UNREACHABLE, fails=True, parts=("cancel.unreachable", "spark-2")),
+]
+
+# The same, but every byte of the nodes is compared.
+LOOKING = [Row("status", artefacts=frozenset(STATUS), parts=("serving",)), Row("drift", artefacts=frozenset(REPORT))]
+DRIFT_AWAY = Row("drift", inventory=UNREACHABLE, fails=True, parts=("spark-2",))
+# State before: another job holds the lease.
+LEASED = Row("restart", fails=True, parts=("lease.held", "awx@pod-7"))
+# The rows that change something, each with the state that the one before left.
+RESTART = Row("restart", artefacts=frozenset(REPORT))
+STOP = Row("stop", {"serve_stop_grace": "5"})
+STOPPED = [
+    Row("status", artefacts=frozenset(STATUS), fails=True, parts=("absent", "status.not_serving")),
+    Row("prove", fails=True, parts=("absent", "prove.not_serving")),
+]
+STOPPED_DRIFT = Row("drift", artefacts=frozenset(REPORT), parts=("would change",))
+
+
+def test_every_template_has_a_row_that_succeeds_and_one_that_fails():
+    rows = [*SERVING, *LOOKING, DRIFT_AWAY, LEASED, RESTART, STOP, *STOPPED]
+    for fails in (False, True):
+        assert {row.template for row in rows if row.fails == fails} == set(TEMPLATES)
+
+
+@pytest.mark.parametrize("row", SERVING, ids=str)
+def test_a_job_on_a_serving_pair(serving, row):
+    before = [fingerprint(node) for node in NODES]
+    assert check(row).changed == set()
+    assert before == [fingerprint(node) for node in NODES]
+
+
+@pytest.mark.parametrize("row", LOOKING, ids=str)
+def test_looking_leaves_every_node_as_it_was(serving, row):
+    before = snapshot()
+    assert check(row).changed == set()
+    assert before == snapshot()
+
+
+def test_drift_with_a_node_away_fails_and_leaves_every_node_as_it_was(serving):
+    before = snapshot()
+    check(DRIFT_AWAY)
+    assert before == snapshot()
+
+
+def foreign_lease(expires: float) -> None:
+    on("spark-1", f"echo '{{\"run_id\": \"pod-7:1:1\", \"owner\": \"awx@pod-7\", \"since\": 1, \"expires\": {expires}}}' > {LEASE}; chown alice: {LEASE}")
+
+
+def test_a_job_beside_another_job_is_refused_by_name(serving):
+    foreign_lease(time.time() + 3600)
+    try:
+        check(LEASED)
+        assert len(running("spark-1")) == len(running("spark-2")) == 1
+        # A live lease is named, not taken: the other job may be well.
+        check(Row("cancel", parts=("awx@pod-7",)))
+        assert "pod-7" in on("spark-1", f"cat {LEASE}")
+    finally:
+        on("spark-1", f"rm -f {LEASE}")
+
+
+def test_cancel_gives_back_the_lease_of_a_dead_job(serving):
+    foreign_lease(time.time() - 1)
+    check(Row("cancel"))
+    assert on("spark-1", f"cat {LEASE} 2>/dev/null || true") == ""
+
+
+def test_cancel_stops_what_a_cancelled_job_left_running(serving):
+    units = {"spark-1": ("weights", "pull", "engram"), "spark-2": ("sync", "ship")}
+    for node, works in units.items():
+        for work in works:
+            on(node, f"systemd-run --collect --quiet --unit=sparkops-{work}-lab_tiny sleep 600")
+    on("spark-1", "systemd-run --collect --quiet --unit=sparkops-weights-lab_tiny2 sleep 600")
+    try:
+        assert check(Row("cancel")).changed == set(NODES)
+        for node, works in units.items():
+            for work in works:
+                assert on(node, f"systemctl is-active sparkops-{work}-lab_tiny", check=False).strip() == "inactive"
+        # Another deployment on the same node is not ours to stop, nor is the service that keeps the rank.
+        assert on("spark-1", "systemctl is-active sparkops-weights-lab_tiny2").strip() == "active"
+        assert on("spark-1", "systemctl is-active sparkops-rank@lab_tiny").strip() == "active"
+        assert check(Row("cancel")).changed == set()
+    finally:
+        on("spark-1", "systemctl stop sparkops-weights-lab_tiny2", check=False)
+
+
+def test_restart_stop_and_back(serving):
+    assert check(RESTART).changed == set(NODES)
+    assert check(STOP).changed == set(NODES)
+    for row in STOPPED:
+        check(row)
+    before = snapshot()
+    assert check(STOPPED_DRIFT).changed == set(NODES)
+    assert before == snapshot()
+    job = check(SERVING[0])
+    assert job.changed == set(NODES) and job.artefacts["sparkops_verdict"] == "proven"

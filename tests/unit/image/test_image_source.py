@@ -1,0 +1,126 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""What the source's end refuses. What it gives is tested together with the receiver."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import sys
+
+import pytest
+from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
+from image_engine import Engine, EngineImage, archive_of
+
+ROOT = pathlib.Path(__file__).parents[3]
+IMAGE = EngineImage([b"one" * 100, b"two" * 100])
+
+
+@pytest.fixture
+def source(monkeypatch):
+    """The program as a module, with what bootstrap installs beside it."""
+    monkeypatch.syspath_prepend(str(ROOT / "plugins/module_utils"))
+    for name in ("_docker_api", "_image_export"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    specification = importlib.util.spec_from_file_location("image_source", ROOT / "roles/image/files/image_source.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARKOPS_STATE_ROOT", str(tmp_path))
+    with Engine(IMAGE) as engine:
+        Record(str(tmp_path)).share("sha256:" + "0" * 64, [], {"staging": str(tmp_path / "ship"), "socket": engine.socket_path})
+        yield tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "not one of"),
+        (["docker"], "not one of"),
+        (["image-inspect", "latest"], "not the id of an image"),
+        (["image-inspect", "../containers/json"], "not the id of an image"),
+        (["image-inspect", "sha256:" + "1" * 64], "no image"),
+        (["image-inspect", IMAGE.id], "not one that role image has recorded"),
+        (["image-layers", IMAGE.id], "not one that role image has recorded"),
+        (["image-stream", IMAGE.id], "not one that role image has recorded"),
+        (["image-archive", IMAGE.id], "not one that role image has recorded"),
+        (["image-inspect"], "refused"),
+        (["image-layers", IMAGE.id, "x"], "not a layer"),
+        (["image-rsync", "--server", "-e.LsfxCIvu", ".", "/etc"], "only rsync --server --sender"),
+        (["image-rsync", "--server", "--sender", "-e.LsfxCIvu", ".", "/etc/passwd"], "not an archive"),
+        (["image-rsync", "--server", "--sender", "-e.LsfxCIvu", ".", "../" + "0" * 64 + ".tar"], "not an archive"),
+        (["image-rsync", "--server", "--sender", "--remove-source-files", ".", "0" * 64 + ".tar"], "rsync option"),
+        (["image-rsync", "--server", "--sender", "-e", "sh", ".", "0" * 64 + ".tar"], "rsync option"),
+    ],
+)
+def test_refusals(source, state, capsys, words, text):
+    assert source.main(words) in (1, 126)
+    assert text in capsys.readouterr().err
+    assert not os.path.exists(state / "ship")
+
+
+def test_nothing_is_given_before_the_role_has_run(source, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPARKOPS_STATE_ROOT", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert source.main(["image-inspect", IMAGE.id]) == 1
+    assert "recorded no image" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("files", "missing"),
+    [
+        ({"manifest.json": b'[{"Config": "c.json", "Layers": ["a/layer.tar"]}]', "c.json": b"", "a/layer.tar": b""}, []),
+        ({"manifest.json": b'[{"Config": "c.json", "Layers": ["a/layer.tar", "b/layer.tar"]}]', "c.json": b"", "a/layer.tar": b""}, ["b/layer.tar"]),
+        ({"manifest.json": b'[{"Config": "c.json", "Layers": []}]'}, ["c.json"]),
+        ({"index.json": b"{}"}, ["manifest.json"]),
+    ],
+)
+def test_an_archive_with_a_missing_blob_is_noticed(source, tmp_path, files, missing):
+    (tmp_path / "a.tar").write_bytes(archive_of(files))
+    assert source.missing_blobs(str(tmp_path / "a.tar")) == missing
+
+
+def test_one_archive_for_several_receivers_and_none_forgotten(source, state, monkeypatch):
+    monkeypatch.setenv("SSH_CONNECTION", "198.51.100.12 4 198.51.100.11 22")
+    Record(str(state)).note(IMAGE.id)
+    old = state / "ship" / ("0" * 64 + ".tar")
+    old.parent.mkdir()
+    old.write_bytes(b"old")
+    os.utime(old, (0, 0))
+
+    class Out:
+        lines: list = []
+
+        def write(self, data):
+            self.lines.append(data)
+
+    api = source.DockerApi(source.source()["socket"])
+    source.image_archive(api, Out(), IMAGE.id)
+    made = os.stat(state / "ship" / (IMAGE.id[7:] + ".tar")).st_mtime_ns
+    source.image_archive(api, Out(), IMAGE.id)
+    assert os.stat(state / "ship" / (IMAGE.id[7:] + ".tar")).st_mtime_ns == made and len(Out.lines) == 2 and Out.lines[0] == Out.lines[1]
+    assert not old.exists()
+    monkeypatch.setenv("SSH_CONNECTION", "198.51.100.13 4 198.51.100.11 22")
+    source.image_archive(api, Out(), IMAGE.id)
+    source.image_done(api, Out(), IMAGE.id)
+    assert os.path.exists(state / "ship" / (IMAGE.id[7:] + ".tar")), "the other receiver is not done"
+    monkeypatch.setenv("SSH_CONNECTION", "198.51.100.12 4 198.51.100.11 22")
+    source.image_done(api, Out(), IMAGE.id)
+    assert os.listdir(state / "ship") == []
+
+
+def test_without_docker_rights_it_runs_itself_through_sudo(source, state, monkeypatch):
+    asked = []
+    monkeypatch.setattr(source, "usable", lambda api: False)
+    monkeypatch.setattr(source.os, "getuid", lambda: 1000)
+    monkeypatch.setattr(source.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(source.os, "execvp", lambda program, words: asked.append(words))
+    source.main(["image-inspect", IMAGE.id])
+    assert asked[0][:3] == ["sudo", "-n", "env"] and asked[0][-2:] == ["image-inspect", IMAGE.id] and f"SPARKOPS_STATE_ROOT={state}" in asked[0]

@@ -1,0 +1,321 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The sync job as a process, with the real gate behind a stand-in for ssh."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from ansible_collections.sparkops.inference.plugins.module_utils import _manifest as manifests
+from ansible_collections.sparkops.inference.plugins.module_utils import _node_copy, _sync_job, _unit, _weights_state
+from ansible_collections.sparkops.inference.plugins.module_utils._manifest import File, Manifest
+from hypothesis import given
+from hypothesis import strategies as st
+from weights_lab import COMMIT, ROOT, write_model
+
+HERE = pathlib.Path(__file__).parent
+DIRECTORY = f"acme--tiny/{COMMIT}"
+SIZES = [200_000, 300_000, 3_000_000, 1_000_000]
+SHARD = "model-00003-of-00004.safetensors"
+
+
+class Group:
+    """Folders of several nodes on this machine, and their sync jobs. The head's tree is complete."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = root
+        self.code = _unit.install_code(_unit.loaded_code(), str(root / "lib"))
+        self.bin = root / "bin"
+        self.bin.mkdir()
+        (self.bin / "ssh").write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "fake_ssh.py"} "$@"\n')
+        (self.bin / "ssh").chmod(0o755)
+        self.log, self.fault = root / "ssh.log", root / "fault"
+        write_model(self.tree("head"), SIZES)
+        self.publish("head")
+
+    def tree(self, node: str) -> pathlib.Path:
+        return self.root / node / "weights" / DIRECTORY
+
+    def publish(self, node: str) -> Manifest:
+        tree = self.tree(node)
+        files = [File(path.name, path.stat().st_size) for path in sorted(tree.iterdir())]
+        hashes = manifests.hash_files(str(tree), files)
+        self.manifest = Manifest("acme/tiny", COMMIT, tuple(File(file.path, file.size, hashes[file.path]) for file in files))
+        manifests.save(str(tree), self.manifest)
+        return self.manifest
+
+    def source(self, node: str, rails: tuple[str, ...] = ("127.0.0.1",)) -> dict:
+        return {"node": node, "address": "127.0.0.1", "rails": list(rails), "user": "alice", "root": str(self.root / node / "weights")}
+
+    def start(self, node: str = "worker", sources: tuple[str, ...] = ("head",), rails: tuple[str, ...] = ("127.0.0.1",), **options: object) -> subprocess.Popen:
+        folder = self.root / node / "state"
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            "artefacts": [{"name": "model", "directory": DIRECTORY, "manifest": self.manifest.as_dict()}], "weights_root": str(self.root / node / "weights"),
+            "state_dir": str(folder), "node": node, "sources": [self.source(name, rails) for name in sources], "key": "/dev/null", "known_hosts": "/dev/null",
+            "policy": "auto", "verify": False, "transport": "ssh", "streams": 3, "stall_seconds": 5, "space_margin": 0, "reserve": [], "run_id": "test",
+            "result": str(folder / "result.json"), "progress": str(folder / "progress.json"), **options,
+        }  # fmt: skip
+        (folder / "request.json").write_text(json.dumps(content))
+        (folder / "result.json").unlink(missing_ok=True)
+        environment = {
+            "PATH": f"{self.bin}:{os.environ['PATH']}", "FAKE_SSH_FAULT": str(self.fault), "FAKE_SSH_LOG": str(self.log),
+            "FAKE_SSH_GATE": str(ROOT / "roles/bootstrap/files/source_gate.py"), "FAKE_SSH_ROOTS": str(self.root),
+        }  # fmt: skip
+        argv = _unit.python_argv(self.code, _sync_job.__name__.rpartition(".")[2], str(folder / "request.json"))
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+
+    def finish(self, process: subprocess.Popen, node: str = "worker") -> dict:
+        output = process.communicate(timeout=90)[0].decode()
+        result = _unit.read_json(str(self.root / node / "state" / "result.json"))
+        assert result is not None, output
+        return {**result, "output": output}
+
+    def run(self, node: str = "worker", **options: object) -> dict:
+        return self.finish(self.start(node, **options), node)
+
+    def refused(self, **options: object) -> dict:
+        result = self.run(**options)
+        assert not result["ok"] and len(result["refusals"]) == 1, result
+        return result["refusals"][0]
+
+    def same(self, node: str = "worker") -> bool:
+        names = sorted(path.name for path in self.tree("head").iterdir())
+        tree = self.tree(node)
+        real = all(path.is_file() and not path.is_symlink() for path in tree.iterdir())
+        return (
+            real
+            and sorted(os.listdir(tree)) == names
+            and all((tree / name).read_bytes() == (self.tree("head") / name).read_bytes() for name in names)
+            and manifests.load(str(tree)) == self.manifest
+        )
+
+
+@pytest.fixture
+def group(tmp_path):
+    return Group(tmp_path)
+
+
+@pytest.fixture(params=["ssh", "fabric"])
+def transport(request):
+    if request.param == "ssh" and not shutil.which("rsync"):
+        pytest.skip("rsync is not installed")
+    return request.param
+
+
+def test_a_first_copy(group, transport):
+    result = group.run(transport=transport)
+    assert result["ok"] and result["changed"] and group.same()
+    assert result["artefacts"]["model"]["bytes"] == group.manifest.size
+    assert not (group.root / "worker/weights/.sparkops-incoming" / DIRECTORY).exists()
+
+
+def test_a_second_copy_asks_nobody(group, transport):
+    group.run(transport=transport)
+    group.log.unlink()
+    result = group.run(transport=transport)
+    assert result["ok"] and not result["changed"] and not group.log.exists()
+
+
+def test_the_line_is_strict_and_never_asks(group, transport):
+    group.run(transport=transport)
+    for line in group.log.read_text().splitlines():
+        for option in (
+            "BatchMode=yes",
+            "StrictHostKeyChecking=yes",
+            "ConnectTimeout=10",
+            "IdentitiesOnly=yes",
+            "UserKnownHostsFile=/dev/null",
+            "Ciphers=aes128-gcm@openssh.com",
+            "-F /dev/null",
+            "-l alice",
+        ):
+            assert option in line
+
+
+def damage(path: pathlib.Path) -> None:
+    """Flip a byte; size and times stay."""
+    status = path.stat()
+    with open(path, "r+b") as stream:
+        stream.seek(150_000)
+        byte = stream.read(1)
+        stream.seek(150_000)
+        stream.write(bytes([byte[0] ^ 0x55]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_flipped_byte_is_found_by_verify_and_only_that_file_is_sent_again(group, transport):
+    group.run(transport=transport)
+    damage(group.tree("worker") / SHARD)
+    assert not group.run(transport=transport)["changed"]
+    refusal = group.refused(transport=transport, verify=True)
+    assert refusal["id"] == "sync.damaged" and SHARD in refusal["thing"]
+    result = group.run(transport=transport)
+    assert result["artefacts"]["model"]["files"] == 1 and group.same()
+    assert group.run(transport=transport, verify=True)["ok"]
+
+
+def test_force_compares_by_hash(group, transport):
+    group.run(transport=transport)
+    damage(group.tree("worker") / SHARD)
+    result = group.run(transport=transport, policy="force")
+    assert result["artefacts"]["model"]["files"] == 1 and group.same()
+
+
+def test_verify_only_copies_nothing(group, transport):
+    refusal = group.refused(transport=transport, policy="verify_only")
+    assert refusal["id"] == "sync.incomplete" and "5 files" not in refusal["found"] and not group.log.exists()
+
+
+@pytest.mark.parametrize("state", ["dangling links", "right files without a manifest", "newer short file"])
+def test_what_earlier_runs_left_is_mended(group, transport, state):
+    tree = group.tree("worker")
+    shutil.copytree(group.tree("head"), tree)
+    if state == "dangling links":
+        (tree / SHARD).unlink()
+        (tree / SHARD).symlink_to("../../blobs/gone")
+    if state == "newer short file":
+        os.truncate(tree / SHARD, 1000)
+        os.utime(tree / SHARD, (2**31, 2**31))
+    result = group.run(transport=transport)
+    assert result["ok"] and group.same()
+    assert result["artefacts"]["model"]["files"] == (0 if state == "right files without a manifest" else 1)
+
+
+def test_one_changed_side_file_is_one_file(group, transport):
+    group.run(transport=transport)
+    (group.tree("head") / "config.json").write_text('{"model_type": "newer"}\n')
+    group.publish("head")
+    result = group.run(transport=transport)
+    assert result["artefacts"]["model"]["files"] == 1 and group.same()
+
+
+@pytest.mark.parametrize(
+    ("fault", "identifier", "next_step"),
+    [("denied", "sync.key", "bootstrap_node_keys"), ("host-key", "sync.host_key", "bootstrap_node_keys")],
+)
+def test_a_peer_that_does_not_let_us_in(group, transport, fault, identifier, next_step):
+    group.fault.write_text(fault)
+    began = time.monotonic()
+    refusal = group.refused(transport=transport)
+    assert refusal["id"] == identifier and "alice@127.0.0.1" in refusal["thing"] and next_step in refusal["next_step"]
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.skipif(not shutil.which("rsync"), reason="rsync is not installed")
+def test_a_cut_line_is_taken_up_again(group):
+    group.fault.write_text("2 cut 700000")
+    result = group.run(streams=1)
+    assert result["ok"] and group.same()
+
+
+@pytest.mark.skipif(not shutil.which("rsync"), reason="rsync is not installed")
+def test_a_line_that_stays_cut_is_given_up_and_leaves_no_short_file(group):
+    group.fault.write_text("cut 1000")
+    refusal = group.refused(streams=1)
+    assert refusal["id"] == "sync.link" and not short_files(group)
+    group.fault.unlink()
+    assert group.run()["ok"] and group.same()
+
+
+@pytest.mark.skipif(not shutil.which("rsync"), reason="rsync is not installed")
+def test_a_stall_is_cut_off(group):
+    group.fault.write_text("1 stall 700000")
+    result = group.run(streams=1, stall_seconds=2)
+    assert result["ok"] and group.same()
+
+
+def short_files(group: Group) -> list[str]:
+    """Files under their final names that are not whole."""
+    sizes = {file.path: file.size for file in group.manifest.files}
+    tree = group.tree("worker")
+    return [path.name for path in (tree.iterdir() if tree.exists() else []) if path.stat().st_size != sizes[path.name]]
+
+
+def test_a_killed_receiver_leaves_no_short_file_and_goes_on(group, transport):
+    write_model(group.tree("head"), [40_000_000] * 4)
+    group.publish("head")
+    process = group.start(transport=transport, streams=2)
+    staging = group.root / "worker/weights/.sparkops-incoming" / DIRECTORY
+    while manifests.bytes_below(str(staging)) < 10_000_000 and process.poll() is None:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not short_files(group) and manifests.load(str(group.tree("worker"))) is None
+    time.sleep(0.5)  # streams of the killed job notice its end by themselves; in a unit systemd ends them
+    assert group.run(transport=transport)["ok"] and group.same()
+
+
+def test_a_damaged_source_is_named(group, transport):
+    damage(group.tree("head") / SHARD)
+    refusal = group.refused(transport=transport)
+    assert refusal["id"] == "sync.hash" and SHARD in refusal["found"] and "verify" in refusal["next_step"]
+    assert not (group.tree("worker") / SHARD).exists()
+
+
+def test_no_room_is_said_before_the_first_byte(group, transport):
+    refusal = group.refused(transport=transport, space_margin=2**60, reserve=[{"path": str(group.root), "size": 80, "what": "image archive"}])
+    assert refusal["id"] == "sync.space" and "image archive" in refusal["wanted"] and not group.log.exists()
+
+
+def test_only_one_writer(group, transport):
+    with _weights_state.tree_lock(str(group.tree("worker"))):
+        assert group.refused(transport=transport)["id"] == "sync.busy"
+
+
+def test_all_rails_are_used(group, transport):
+    assert group.run(transport=transport, rails=("127.0.0.1", "127.0.0.2"))["ok"] and group.same()
+    if transport == "ssh":
+        rails = {line.split(" rsync ")[0].split()[-1] for line in group.log.read_text().splitlines()}
+        assert rails == {"127.0.0.1", "127.0.0.2"} and "HostKeyAlias=127.0.0.1" in group.log.read_text()
+
+
+def test_a_chain_reads_from_the_worker_before(group, transport):
+    processes = {
+        node: group.start(node, sources=sources, transport=transport) for node, sources in (("w1", ("head",)), ("w2", ("w1", "head")), ("w3", ("w2", "head")))
+    }
+    assert all(group.finish(process, node)["ok"] for node, process in processes.items())
+    assert all(group.same(node) for node in processes)
+
+
+def test_a_chain_with_a_broken_link_ends_at_the_head(group, transport):
+    result = group.run("w2", sources=("w1", "head"), transport=transport)
+    assert result["ok"] and group.same("w2")
+
+
+@given(st.lists(st.integers(0, 10**11), max_size=40), st.integers(1, 8))
+def test_streams_are_balanced(sizes, streams):
+    files = [File(str(number), size) for number, size in enumerate(sizes)]
+    parts = _node_copy.balance(files, streams)
+    assert sorted(file.path for part in parts for file in part) == sorted(file.path for file in files)
+    loads = [sum(file.size for file in part) for part in parts]
+    if loads:
+        assert len(parts) <= streams and max(loads) <= sum(sizes) / streams + max(sizes)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "kind"),
+    [
+        ("Host key verification failed.", "host_key"),
+        ("bob@x: Permission denied (publickey).", "key"),
+        ("sparkops: refused: command id", "gate"),
+        ("sh: 1: rsync: command not found", "rsync"),
+        ("rsync: write failed: No space left on device (28)", "disk_full"),
+        ("ssh: connect to host x port 22: Connection timed out", "link"),
+        ("", "link"),
+    ],
+)
+def test_failures_are_told_apart(stderr, kind):
+    peer = _node_copy.Peer("head", "198.51.100.11", ("198.51.100.11",), "alice", "/w", "/k", "/h")
+    error = peer.explain(stderr, 255)
+    assert error.kind == kind and error.text
