@@ -19,7 +19,8 @@ from conftest import ROOT, fingerprint, on, running
 
 sys.path.insert(0, os.path.join(ROOT, "tests/unit/awx"))
 
-from awx_runner import TEMPLATES, run  # noqa: E402
+from awx_data import data  # noqa: E402
+from awx_runner import TEMPLATES, play, run  # noqa: E402
 
 LAB = os.path.join(ROOT, "inventories/lab/hosts.yml")
 UNREACHABLE = os.path.join(ROOT, "tests/live/unreachable.yml")
@@ -139,6 +140,18 @@ def test_drift_with_a_node_away_fails_and_leaves_every_node_as_it_was(serving):
     before = snapshot()
     check(DRIFT_AWAY)
     assert before == snapshot()
+
+
+def test_the_credential_for_host_keys_makes_a_job_insist_on_them(serving, tmp_path):
+    """ansible-runner switches the check off, as AWX does; what the credential injects must switch it on again."""
+    kind = next(item for item in data()["controller_credential_types"] if item["name"] == "Sparks: known hosts")
+    known = os.path.join(os.environ.get("SPARKLAB_CACHE", "/var/cache/sparkops-lab"), "state/ssh/known_hosts")
+    (tmp_path / "nobody").write_text("")
+    for path, fails in ((known, False), (str(tmp_path / "nobody"), True)):
+        injected = {name: value.replace("{{ tower.filename.known_hosts }}", path) for name, value in kind["injectors"]["extra_vars"].items()}
+        job = play("playbooks/preflight.yml", LAB, injected)
+        assert (job.code != 0) == fails, job.text[-3000:]
+        assert ("preflight.unreachable" in job.text) == fails
 
 
 def foreign_lease(expires: float) -> None:

@@ -68,7 +68,8 @@ def play(playbook: str, inventory: str, variables: t.Mapping[str, t.Any], tags: 
             tags=tags or None,
             limit=limit or None,
             cmdline=" ".join(["--check"] * check + ["--diff"] * diff) or None,
-            envvars=environment(PATH=path, ANSIBLE_CALLBACKS_ENABLED="sparkops.inference.stages"),
+            # Connections of its own, as AWX gives each job: an open one of another run would hide a wrong key.
+            envvars=environment(PATH=path, ANSIBLE_CALLBACKS_ENABLED="sparkops.inference.stages", ANSIBLE_SSH_CONTROL_PATH_DIR=os.path.join(private, "cp")),
             quiet=True,
         )
         events = list(done.events)

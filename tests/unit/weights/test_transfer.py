@@ -42,7 +42,7 @@ class Memory:
             fault = self.script.pop(0) if self.script else None
             number = self.requests
         if isinstance(fault, HubError):
-            raise fault
+            raise HubError(fault.kind, fault.text, fault.wait)
         if fault == "stall":
             time.sleep(30)
         position = start
