@@ -12,6 +12,7 @@ import json
 import os
 import typing as t
 
+LEASE_SECONDS = 120
 API_KEY_FILE = "key/api_key"  # in a directory of its own, which is what rank 0's container mounts
 
 

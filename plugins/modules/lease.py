@@ -77,7 +77,7 @@ import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import read_json, write_json
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import LEASE_SECONDS, read_json, write_json
 
 
 def decide(present: t.Mapping[str, t.Any], run_id: str, ended_run: str, now: float) -> tuple[bool, str]:
@@ -98,7 +98,7 @@ def main() -> None:
             "state_dir": {"type": "path", "required": True},
             "run_id": {"type": "str"},
             "owner": {"type": "str"},
-            "seconds": {"type": "int", "default": 120},
+            "seconds": {"type": "int", "default": LEASE_SECONDS},
             "ended_run": {"type": "str"},
         },
         supports_check_mode=True,

@@ -53,6 +53,9 @@ options:
     description: How many of the last log lines of each rank are returned when the group fails.
     type: int
     default: 40
+  lease_run_id:
+    description: Run whose lease is renewed at each call, since a load may outlive it.
+    type: str
 """
 
 EXAMPLES = r"""
@@ -78,6 +81,7 @@ ranks:
   type: dict
 """
 
+import os
 import sys
 import time
 import typing as t
@@ -85,6 +89,15 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import call
 from ansible_collections.sparkops.inference.plugins.module_utils._group_channel import StartWatch, ask_group, phase_of
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import LEASE_SECONDS, read_json, write_json
+
+
+def renew_lease(state_dir: str, run_id: str) -> None:
+    """Only our own lease: one that another run has taken over stays with it."""
+    path = os.path.join(state_dir, "lease.json")
+    lease = read_json(path, {})
+    if lease.get("run_id") == run_id:
+        write_json(path, {**lease, "expires": time.time() + LEASE_SECONDS})
 
 
 def brief(answer: t.Mapping[str, t.Any], tail: int) -> dict[str, t.Any]:
@@ -126,11 +139,14 @@ def main() -> None:
             "timeout": {"type": "int", "default": 1500},
             "stall_timeout": {"type": "int", "default": 420},
             "tail": {"type": "int", "default": 40},
+            "lease_run_id": {"type": "str"},
         },
         supports_check_mode=True,
     )
     if module.check_mode:
         module.exit_json(changed=False, verdict="waiting", reason="nothing was started in check mode", ranks={})
+    if module.params["lease_run_id"]:
+        renew_lease(module.params["state_dir"], module.params["lease_run_id"])
     module.exit_json(changed=False, **wait(module))
 
 

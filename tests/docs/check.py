@@ -53,7 +53,8 @@ def role_readme(role: str) -> str:
         specs = yaml.safe_load(stream)["argument_specs"]
     with open(os.path.join(ROOT, "roles", role, "meta/main.yml"), encoding="utf-8") as stream:
         meta = yaml.safe_load(stream)
-    main = specs["main"]
+    first = "main" if "main" in specs else next(iter(specs))
+    main = specs[first]
     parts = [f"# Role sparkops.inference.{role}", NOTICE, f"{meta['galaxy_info']['description']}."]
     parts += [plain(line) for line in lines_of(main.get("description", []))]
     dependencies = [entry["role"] for entry in meta.get("dependencies", [])]
@@ -62,7 +63,7 @@ def role_readme(role: str) -> str:
     if main.get("options"):
         rows = [option_row(name, spec) for name, spec in sorted(main["options"].items())]
         parts.append("\n".join(["| option | type | default | allowed | meaning |", "| --- | --- | --- | --- | --- |", *rows]))
-    others = [f"* `{name}`: {plain(spec['short_description'])}." for name, spec in specs.items() if name != "main"]
+    others = [f"* `{name}`: {plain(spec['short_description'])}." for name, spec in specs.items() if name != first]
     if others:
         parts.append("\n".join(["Other entry points (`tasks_from`):", "", *others]))
     return "\n\n".join(parts) + "\n"

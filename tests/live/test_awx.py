@@ -44,7 +44,8 @@ class Row:
     parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        words = [self.template, *(f"{name}={value}" for name, value in self.answers.items()), self.tags, self.limit, "unreachable" if self.inventory != LAB else ""]
+        answers = (f"{name}={value}" for name, value in self.answers.items())
+        words = [self.template, *answers, self.tags, self.limit, "unreachable" if self.inventory != LAB else ""]
         return " ".join(word for word in words if word)
 
 

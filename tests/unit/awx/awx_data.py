@@ -18,7 +18,8 @@ import yaml
 from awx_survey import DATA, ROOT
 
 # ansible-test replaces parts of Ansible in its processes, and these tests start Ansible themselves; plain pytest runs them.
-needs_own_ansible = pytest.mark.skipif("ansible_pytest_collections" in os.environ.get("PYTEST_PLUGINS", ""), reason="runs under plain pytest, not under ansible-test")
+UNDER_ANSIBLE_TEST = "ansible_pytest_collections" in os.environ.get("PYTEST_PLUGINS", "")
+needs_own_ansible = pytest.mark.skipif(UNDER_ANSIBLE_TEST, reason="runs under plain pytest, not under ansible-test")
 
 
 class Loader(yaml.SafeLoader):

@@ -78,7 +78,8 @@ class Store:
     def create(self, kind: str, fields: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         number = 1 + max((known for objects in self.objects.values() for known in objects), default=0)
         url = f"/api/v2/{kind}/{number}/"
-        item = {"id": number, "url": url, "type": kind.removesuffix("s"), "related": {"survey_spec": f"{url}survey_spec/"}, "summary_fields": {}, **copy.deepcopy(fields)}
+        related = {"survey_spec": f"{url}survey_spec/"}
+        item = {"id": number, "url": url, "type": kind.removesuffix("s"), "related": related, "summary_fields": {}, **copy.deepcopy(fields)}
         if kind == "projects":
             # A new project is synced at once.
             update = self.create("project_updates", {"status": "successful"})

@@ -20,11 +20,12 @@ from awx_survey import ROOT
 # Part of the package ansible up to 13; the newest line has no awx.awx.
 COLLECTION = os.path.join(os.path.dirname(os.path.dirname(ansible.__file__)), "ansible_collections/awx/awx")
 
-pytestmark = [needs_own_ansible, pytest.mark.skipif(not os.path.exists(COLLECTION), reason="this package of Ansible has no awx.awx, which it lost in version 14")]
+pytestmark = [needs_own_ansible, pytest.mark.skipif(not os.path.exists(COLLECTION), reason="the package ansible has no awx.awx since version 14")]
 
 
 def apply(awx, *arguments, token=TOKEN):
-    return ansible_playbook("-i", "localhost,", "playbooks/awx.yml", *arguments, CONTROLLER_HOST=awx.address, CONTROLLER_OAUTH_TOKEN=token, ANSIBLE_PIPELINING="1")
+    account = {"CONTROLLER_HOST": awx.address, "CONTROLLER_OAUTH_TOKEN": token}
+    return ansible_playbook("-i", "localhost,", "playbooks/awx.yml", *arguments, ANSIBLE_PIPELINING="1", **account)
 
 
 def changes(done):

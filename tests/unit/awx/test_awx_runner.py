@@ -17,7 +17,7 @@ pytestmark = needs_own_ansible
 @pytest.fixture(name="inventory", scope="module")
 def fixture_inventory(tmp_path_factory):
     """Addresses that nobody has: a play that reaches for a node fails."""
-    hosts = {f"spark-{number}": {"ansible_host": f"192.0.2.2{number}", "fabric_address": f"198.51.100.1{number}", "ansible_ssh_timeout": 1} for number in (1, 2)}
+    hosts = {f"spark-{number}": {"ansible_host": f"192.0.2.2{number}", "fabric_address": f"198.51.100.1{number}"} for number in (1, 2)}
     group = {"hosts": hosts, "vars": {"serve_nodes": ["spark-1", "spark-2"], "serve_profile": "lab_tiny"}}
     path = tmp_path_factory.mktemp("inventory") / "hosts.yml"
     path.write_text(yaml.safe_dump({"all": {"children": {"sparks": group}}}))
