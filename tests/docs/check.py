@@ -49,8 +49,11 @@ def option_row(name: str, spec: dict) -> str:
 
 
 def role_readme(role: str) -> str:
-    with open(os.path.join(ROOT, "roles", role, "meta/argument_specs.yml"), encoding="utf-8") as stream:
-        specs = yaml.safe_load(stream)["argument_specs"]
+    specs = {"main": {}}
+    path = os.path.join(ROOT, "roles", role, "meta/argument_specs.yml")
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as stream:
+            specs = yaml.safe_load(stream)["argument_specs"]
     with open(os.path.join(ROOT, "roles", role, "meta/main.yml"), encoding="utf-8") as stream:
         meta = yaml.safe_load(stream)
     first = "main" if "main" in specs else next(iter(specs))

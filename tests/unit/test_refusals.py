@@ -14,7 +14,7 @@ import yaml
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Refusal("area.name", …), Refusal(id="area.name", …) and "… [area.name]" at the end of a role's message.
 IN_PYTHON = re.compile(r"""(?:Refusal\(\s*(?:id=)?|refusal_id=|\bid=)["']([a-z_]+\.[a-z0-9_]+)["']""")
-IN_MESSAGES = re.compile(r"\S \[([a-z_]+\.[a-z0-9_]+)\]")
+IN_MESSAGES = re.compile(r"""\S \[([a-z_]+\.[a-z0-9_]+)\]["')]*,?$""", re.MULTILINE)
 
 
 def texts(*patterns):
@@ -35,7 +35,7 @@ def ids_in_code():
     found = set()
     for dummy, text in texts("plugins/**/*.py"):
         found |= set(IN_PYTHON.findall(text))
-        found |= set(IN_MESSAGES.findall(text))
+        found |= {name for line in text.splitlines() if "Next:" in line for name in IN_MESSAGES.findall(line)}
     for dummy, text in texts("roles/*/tasks/*.yml"):
         found |= set(IN_MESSAGES.findall(text))
     return found
