@@ -20,7 +20,7 @@ demo: setup ## Set up all that is needed, start the lab, bring it up, and ask a 
 
 .PHONY: test
 test: setup ## All tests but those of the virtual machines (at most 45 minutes on two cores)
-	tests/run lint units sanity docs lab
+	tests/run build lint units sanity docs lab
 
 .PHONY: setup
 setup: .collections/ansible_collections/sparkops/inference ## Install packages and Python environments (says what)
@@ -36,12 +36,16 @@ lint: ## yamllint, ansible-lint (production, strict), shellcheck, changelog
 	tests/run lint
 units: ## Unit and property tests on both lines of ansible-core
 	tests/run units
-sanity: ## ansible-test sanity and units on both lines of ansible-core
+sanity: ## ansible-test sanity on both lines of ansible-core
 	tests/run sanity
 docs: ## Module and role docs, generated pages, the built archive
 	tests/run docs
 lab-test: ## Molecule scenarios and fault tests on the container lab
 	tests/run lab
+
+.PHONY: test-awx
+test-awx: setup ## Each AWX job template against the lab, run by ansible-runner (not part of make test)
+	tests/run awx
 
 .PHONY: lab-up lab-down
 lab-up: ## Start the container lab, or check and repair it

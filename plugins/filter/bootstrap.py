@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import typing as t
 
 # What the roles call on a node, and Debian's package of it.
@@ -31,7 +32,9 @@ def peer_names(plan: t.Mapping[str, t.Any], host: str) -> list[str]:
 def gate_lines(hostvars: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any], host: str) -> list[str]:
     """The authorized_keys lines of ``host``: each peer may run the gate from its fabric address, and nothing else."""
     own = hostvars[host]["spark_node"]
-    command = f"{own['python']['executable']} {own['libexec']}/node_gate.py {own['state_root']} {own['weights_root']}"
+    # sshd gives the command to the account's shell.
+    words = [own["python"]["executable"], f"{own['libexec']}/node_gate.py", own["state_root"], own["weights_root"]]
+    command = " ".join(shlex.quote(word) for word in words)
     return [
         f'restrict,from="{plan["addresses"][name]}",command="{command}" {hostvars[name]["spark_node"]["key"]["public"]}'
         for name in peer_names(plan, host)

@@ -73,7 +73,7 @@ def _account(findings: Findings, plan: t.Mapping[str, t.Any], name: str, node: t
     if node["state_root_exists"] and node["state_root_writable"]:
         return
     found = "not writable" if node["state_root_exists"] else "not there"
-    findings.lack(settings["bootstrap_state_dir"], Refusal(
+    findings.lack(settings["bootstrap_state_dir"] and (node["sudo"] != "none" or not node["state_root_exists"]), Refusal(
         "preflight.state_root", name, f"state directory {node['state_root']}", f"{found} for {node['user']['name']}",
         "a directory of that account", "set bootstrap_state_dir: true, or make it and give it to the account"))
 
@@ -82,7 +82,7 @@ def _docker(findings: Findings, plan: t.Mapping[str, t.Any], name: str, node: t.
     settings, docker = plan["settings"], node["docker"]
     state, user = docker["state"], node["user"]["name"]
     if state == "not_installed":
-        findings.lack(settings["bootstrap_packages"], Refusal(
+        findings.lack(settings["bootstrap_packages"] and node["sudo"] != "none", Refusal(
             "preflight.docker_missing", name, "Docker Engine", "not installed", "a running Docker Engine",
             "install it, or set bootstrap_packages: true"))
     elif state == "not_running":

@@ -72,6 +72,7 @@ log:
   type: str
 """
 
+import collections
 import os
 import time
 import typing as t
@@ -85,13 +86,13 @@ LOG_LIMIT = 64 << 20  # bytes; the engine's own log keeps the rest
 
 
 def log_bytes(api: DockerApi, name: str, lines: str) -> bytes:
-    """The end of the container's log, without the engine's framing."""
-    frames, pieces, size = FrameReader(), [], 0
+    """The end of the container's log, without the engine's framing: what is older than the limit is let go."""
+    frames, pieces, size = FrameReader(), collections.deque(), 0
     for piece in api.stream("GET", f"/containers/{name}/logs", query={"stdout": "1", "stderr": "1", "tail": lines}, timeout=30):
         pieces.append(frames.feed(piece))
-        size += len(piece)
-        if size > LOG_LIMIT:
-            break
+        size += len(pieces[-1])
+        while size > LOG_LIMIT and len(pieces) > 1:
+            size -= len(pieces.popleft())
     return b"".join(pieces)
 
 

@@ -10,7 +10,7 @@ import json
 import re
 import subprocess
 
-from conftest import LAB, ROOT, fingerprint, inspect, on, play, running, status
+from conftest import ROOT, fingerprint, inspect, on, play, running, status
 
 
 def test_a_second_run_changes_nothing(serving):
@@ -50,10 +50,14 @@ def test_a_node_key_opens_nothing_but_the_gate(serving):
     """From the worker to the head: reading weights is allowed, a shell, another path, and control are not."""
     ssh = ("ssh -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=yes -o UserKnownHostsFile=/var/lib/sparkops/keys/known_hosts"
            " -o IdentitiesOnly=yes -i /var/lib/sparkops/keys/id_ed25519 -l alice 198.51.100.11")
+    # What is allowed works, so that a missing key or a wrong host key cannot pass for a refusal.
+    allowed = on("spark-2", f"su bob -c \"{ssh} 'image-inspect 198.18.0.1:5000/sparklab/vllm-cpu:0.32.0'\" 2>&1; echo code=$?")
+    assert "code=0" in allowed, allowed
     for command in ("id", "cat /etc/passwd", "stop lab_tiny", "rsync --server --sender -logDtpre.iLsfxCIvu . /etc/", "bash -c 'id'", "state ../etc"):
         out = on("spark-2", f"su bob -c \"{ssh} '{command}'\" 2>&1; echo code=$?", check=False)
         assert "code=0" not in out, f"{command}: {out}"
         assert "root:" not in out and "uid=" not in out
+        assert "refused" in out, f"{command}: {out}"
     assert "lab_tiny-rank0" in running("spark-1")
 
 
@@ -120,7 +124,27 @@ def test_logs_shows_the_ranks_that_were_asked_for(serving):
     assert "ok: [spark-1] => (item" not in done.text
 
 
-def test_stop_stops_all_and_site_brings_it_back(serving):
+def test_stop_needs_all_ranks_and_the_lease(serving):
+    done = play("stop", "--limit", "spark-2")
+    assert done.code != 0 and "all ranks" in done.text and running("spark-2") == ["lab_tiny-rank1"]
+    lease = '{"run_id": "elsewhere:1:1", "owner": "carla@elsewhere", "since": 1, "expires": 99999999999}'
+    on("spark-1", f"echo '{lease}' > /var/lib/sparkops/lab_tiny/lease.json; chown alice: /var/lib/sparkops/lab_tiny/lease.json")
+    try:
+        done = play("stop")
+        assert done.code != 0 and "carla@elsewhere" in done.text
+        assert running("spark-1") == ["lab_tiny-rank0"] and running("spark-2") == ["lab_tiny-rank1"]
+    finally:
+        on("spark-1", "rm -f /var/lib/sparkops/lab_tiny/lease.json")
+
+
+def test_a_refused_swap_leaves_the_old_group_serving(serving):
+    done = play("serve", variables={"serve_max_num_seqs": 3, "memory_floor": "900 GiB"})
+    assert done.code != 0 and "memory.floor" in done.text
+    assert running("spark-1") == ["lab_tiny-rank0"] and running("spark-2") == ["lab_tiny-rank1"]
+    assert status()[0] == 0 or "other spec" in str(status()[1]["reasons"]) or "another spec" in str(status()[1]["reasons"])
+
+
+def test_stop_stops_all(serving):
     done = play("stop")
     assert done.code == 0, done.text[-3000:]
     assert running("spark-1") == [] and running("spark-2") == []
@@ -140,5 +164,3 @@ def test_one_host_with_tp_1_answers(serving):
     assert play("stop", variables=variables).code == 0
 
 
-def test_the_lab_is_the_one_of_this_checkout():
-    assert json.loads(subprocess.run([LAB, "status"], capture_output=True, text=True, check=False).stdout)

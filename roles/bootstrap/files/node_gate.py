@@ -43,6 +43,7 @@ def main():
     command = os.environ.get("SSH_ORIGINAL_COMMAND", "")
     order = CONTROL.fullmatch(command)
     if order is None:
+        os.environ["SPARKOPS_STATE_ROOT"] = state_root
         os.execv(sys.executable, [sys.executable, os.path.join(HERE, "source_gate.py"), weights_root])
     verb, deployment = order.groups()
     state_dir = os.path.join(state_root, deployment)

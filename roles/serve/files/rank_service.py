@@ -14,6 +14,7 @@ Every subcommand prints one JSON document; exit code 0 means done, 1 means that 
 from __future__ import annotations
 
 import argparse
+import calendar
 import collections
 import concurrent.futures
 import json
@@ -93,7 +94,6 @@ class Paths:
         self.wanted = os.path.join(state_dir, "wanted.json")
         # On a tmpfs where the service manager gives one: a heartbeat a second is no write for a disk.
         self.heartbeat = heartbeat_path(state_dir)
-        self.control = os.path.join(os.path.dirname(self.heartbeat), "ssh-%C")
 
 
 class Watcher:
@@ -166,6 +166,8 @@ class Service:
         running = bool(container) and container["State"]["Running"]
         if wanted["action"] == "run" and wanted["id"] != self.done_start_id:
             self.done_start_id = wanted["id"]
+            if container and started_since(container, wanted.get("at", 0)):
+                return container  # carried out before this service was restarted; if the rank has died since, it stays dead
             self.error = self.docker.start(name) if container else f"there is no container {name}"
             return self.docker.inspect(name)
         if wanted["action"] == "stop" and running and self.stopping is None:
@@ -217,12 +219,18 @@ class Service:
         ended = threading.Event()
         signal.signal(signal.SIGTERM, lambda *dummy: ended.set())
         signal.signal(signal.SIGINT, lambda *dummy: ended.set())
-        # A restart of this service is no reason to start the rank again: what was asked before is done or dead.
-        self.done_start_id = read_json(self.paths.wanted, {}).get("id") or None
         while not ended.is_set():
             begun = time.monotonic()
             self.step()
             ended.wait(max(0.0, POLL_SECONDS - (time.monotonic() - begun)))
+
+
+def started_since(container, moment):
+    """Whether the container was started at or after a Unix time; the engine's times are cut to whole seconds here."""
+    started = container["State"]["StartedAt"]
+    if started.startswith("0001"):
+        return False
+    return calendar.timegm(time.strptime(started[:19], "%Y-%m-%dT%H:%M:%S")) >= int(moment)
 
 
 def memory():
@@ -261,6 +269,14 @@ def local_order(paths, action, seconds):
     return state
 
 
+def multiplexing(folder):
+    """ssh options by which one login serves all polls of a wait. The socket lies beside the key: in a directory of the calling
+    account, and short enough (sun_path holds 107 characters, ssh's own name takes 60 of them)."""
+    if len(folder) > 45:
+        return []
+    return ["-o", "ControlMaster=auto", "-o", f"ControlPath={folder}/c-%C", "-o", "ControlPersist=60"]
+
+
 class Group:
     """All ranks, seen from rank 0. The workers are asked over the fabric with the node key, which may say nothing else."""
 
@@ -276,8 +292,7 @@ class Group:
         command = [
             "ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "StrictHostKeyChecking=yes",
             "-o", f"UserKnownHostsFile={self.rank['known_hosts']}", "-o", "IdentitiesOnly=yes", "-i", self.rank["key"],
-            # One login serves all polls of a wait.
-            "-o", "ControlMaster=auto", "-o", f"ControlPath={self.paths.control}", "-o", "ControlPersist=60",
+            *multiplexing(os.path.dirname(self.rank["key"])),
             "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=2",
             "-l", peer["user"], peer["address"], f"{verb} {self.rank['deployment']}",
         ]

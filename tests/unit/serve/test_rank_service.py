@@ -120,7 +120,7 @@ def beat(state_dir):
 
 
 def order(state_dir, action, number="1"):
-    service.write_json(os.path.join(state_dir, "wanted.json"), {"action": action, "id": number})
+    service.write_json(os.path.join(state_dir, "wanted.json"), {"action": action, "id": number, "at": time.time()})
 
 
 def test_a_wanted_rank_is_started_once_and_a_dead_one_stays_dead(state_dir, engine):
@@ -193,7 +193,14 @@ def test_cpu_time_is_progress():
     assert watcher.last_progress == 0.0
 
 
+def test_an_order_that_came_before_the_service_is_carried_out(state_dir, engine):
+    order(state_dir, "run")
+    service.Service(state_dir).step()
+    assert engine.calls == ["start"]
+
+
 def test_a_restarted_service_does_not_start_a_dead_rank(state_dir, engine):
+    engine.started_at = "2099-01-01T00:00:00.5Z"
     order(state_dir, "run")
     one = service.Service(state_dir)
     thread = threading.Thread(target=one.run, daemon=True)
