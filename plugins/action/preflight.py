@@ -10,10 +10,29 @@ import typing as t
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible_collections.sparkops.inference.plugins.filter.bootstrap import gate_lines
 from ansible_collections.sparkops.inference.plugins.module_utils._preflight import examine
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import format_refusals
 
 display = Display()
+
+
+def strangers(hostvars: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any], name: str) -> list[str]:
+    """Peers of ``name`` that were read in this run, and that its authorized keys or known hosts lack."""
+    node = hostvars[name].get("spark_node")
+    if not node:
+        return []
+    known = set(node["known_hosts"]["text"].splitlines())
+    found = []
+    for peer in plan["nodes"]:
+        facts = hostvars[peer].get("spark_node")
+        if peer == name or not facts:
+            continue
+        pair = {**plan, "nodes": [name, peer]}
+        lets_in = bool(facts["key"]["public"]) and set(gate_lines(hostvars, pair, name)) <= set(node["authorized"])
+        if not lets_in or not {f"{plan['addresses'][peer]} {key}" for key in facts["host_keys"]} <= known:
+            found.append(peer)
+    return found
 
 
 class ActionModule(ActionBase):
@@ -30,6 +49,7 @@ class ActionModule(ActionBase):
             name,
             task_vars.get("spark_node"),
             task_vars.get("spark_containers") or [],
+            strangers(task_vars["hostvars"], task_vars["spark_plan"], name),
         )
         for line in [*findings.predictions, *findings.notices]:
             display.display(line)

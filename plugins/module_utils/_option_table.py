@@ -124,7 +124,8 @@ _GROUP: dict[str, dict[str, t.Any]] = {
     "serve_boot": {
         "kind": "bool",
         "default": True,
-        "description": "Whether the group comes back by itself after a reboot.",
+        "description": "Whether the rank service is enabled at boot, where it reports and waits for orders. "
+        "It does not start the group after a reboot yet; run play serve.",
     },
     "serve_extra_arguments": {
         "kind": "list",
@@ -157,13 +158,13 @@ _GROUP: dict[str, dict[str, t.Any]] = {
         "kind": "bool",
         "default": True,
         "upstream": ["GLM53_BOOT_SHAPE_WARMUP", "DSV41_BOOT_SHAPE_WARMUP"],
-        "description": "Whether the profile's shapes are warmed up before the group counts as ready.",
+        "description": "Whether the profile's shapes are warmed up before the group counts as ready. No role runs them yet: the proof is one completion.",
     },
     "serve_canary": {
         "kind": "bool",
         "default": True,
         "upstream": ["GLM53_WARMUP_CANARY"],
-        "description": "Whether a group that answers nonsense while it says that it is healthy fails the start.",
+        "description": "Whether a group that answers nonsense while it says that it is healthy fails the start. No role runs it yet: the proof is one completion.",
     },
     "serve_accept_rules": {
         "kind": "list",
@@ -554,7 +555,8 @@ _MEMORY: dict[str, dict[str, t.Any]] = {
         "kind": "bool",
         "default": True,
         "role": "memory",
-        "description": "Whether the node service stops the whole group when memory runs out while it loads.",
+        "description": "Whether the node service shall stop the whole group when memory runs out while it loads. "
+        "It has no guard yet: only the check before a start reads this.",
     },
     "memory_guard_loading_floor": {
         "kind": "size",
@@ -568,7 +570,8 @@ _MEMORY: dict[str, dict[str, t.Any]] = {
         "default": False,
         "role": "memory",
         "upstream": ["DSV41_MEM_GUARD"],
-        "description": "Whether the node service stops the whole group when memory runs out while it serves. It can't know who is to blame.",
+        "description": "Whether the node service shall stop the whole group when memory runs out while it serves. It can't know who is to blame. "
+        "It has no guard yet: only the check before a start reads this.",
     },
     "memory_guard_serving_floor": {
         "kind": "size",

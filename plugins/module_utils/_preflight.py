@@ -39,17 +39,25 @@ class Findings:
 
 
 def examine(
-    plan: t.Mapping[str, t.Any], name: str, node: t.Mapping[str, t.Any] | None, containers: t.Sequence[t.Mapping[str, t.Any]]
+    plan: t.Mapping[str, t.Any],
+    name: str,
+    node: t.Mapping[str, t.Any] | None,
+    containers: t.Sequence[t.Mapping[str, t.Any]],
+    strangers: t.Sequence[str] = (),
 ) -> Findings:
-    """Everything that is wrong with one node. ``node`` is None when it did not answer."""
+    """Everything that is wrong with one node.
+
+    ``node`` is None when it did not answer. ``strangers``: peers that it does not let in, or whose host keys it does not know.
+    """
     findings = Findings()
     if node is None:
         findings.refusals.append(Refusal(
             "preflight.unreachable", name, "connection", "no answer", "an ssh session of the Ansible account",
             "check that the machine is on, its ansible_host, account, key and known_hosts"))
         return findings
-    for check in (_system, _account, _docker, _tools, _addresses, _ports, _clock, _trust):
+    for check in (_system, _account, _docker, _tools, _addresses, _ports, _clock):
         check(findings, plan, name, node, containers)
+    _trust(findings, plan, name, node, strangers)
     if node["ambient"]:
         findings.notices.append(f"{name}: ignored settings in the login environment: {', '.join(node['ambient'])}")
     return findings
@@ -156,9 +164,10 @@ def _clock(findings: Findings, plan: t.Mapping[str, t.Any], name: str, node: t.M
         findings.notices.append(f"{name}: its clock is {skew:+.0f} s from the controller's")
 
 
-def _trust(findings: Findings, plan: t.Mapping[str, t.Any], name: str, node: t.Mapping[str, t.Any], *dummy: t.Any) -> None:
-    if plan["ranks"] == 1 or (node["key"]["public"] and node["authorized"] and node["known_hosts"]["text"]):
+def _trust(findings: Findings, plan: t.Mapping[str, t.Any], name: str, node: t.Mapping[str, t.Any], strangers: t.Sequence[str]) -> None:
+    if plan["ranks"] == 1 or (node["key"]["public"] and not strangers):
         return
+    found = f"does not know {', '.join(strangers)}" if node["key"]["public"] else "this node has no key"
     findings.lack(plan["settings"]["bootstrap_node_keys"], Refusal(
-        "preflight.node_keys", name, "ssh between the nodes", "this node has no key or knows no peers", "a key and pinned host keys for each peer",
+        "preflight.node_keys", name, "ssh between the nodes", found, "a key, a way in, and pinned host keys for each peer",
         "set bootstrap_node_keys: true"))

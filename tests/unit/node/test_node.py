@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ansible_collections.sparkops.inference.plugins.action import preflight
 from ansible_collections.sparkops.inference.plugins.action.node_facts import clock_skew
 from ansible_collections.sparkops.inference.plugins.filter import bootstrap
 from ansible_collections.sparkops.inference.plugins.module_utils import _node, _preflight
@@ -104,7 +105,7 @@ GOOD = {
 }
 
 
-def examine(change=None, plan=None, name="a", containers=()):
+def examine(change=None, plan=None, name="a", containers=(), strangers=()):
     node = copy.deepcopy(GOOD)
     for path, value in (change or {}).items():
         target = node
@@ -112,7 +113,7 @@ def examine(change=None, plan=None, name="a", containers=()):
         for part in parents:
             target = target[part]
         target[last] = value
-    return _preflight.examine(plan or PLAN, name, node, list(containers))
+    return _preflight.examine(plan or PLAN, name, node, list(containers), strangers)
 
 
 def ids(findings):
@@ -142,7 +143,6 @@ def test_a_good_node_has_no_findings():
         ({"listeners": [{"port": 29521, "owners": []}]}, "preflight.port"),
         ({"clock_skew": -400.0}, "preflight.clock"),
         ({"key.public": ""}, "preflight.node_keys"),
-        ({"known_hosts.text": ""}, "preflight.node_keys"),
     ],
 )
 def test_each_lack_is_one_refusal_with_all_its_parts(change, refused):
@@ -151,6 +151,22 @@ def test_each_lack_is_one_refusal_with_all_its_parts(change, refused):
     (refusal,) = findings.refusals
     assert refusal.node == "a" and all(refusal.as_dict().values())
     assert refusal.found in refusal.text and refusal.wanted in refusal.text and refusal.next_step in refusal.text
+
+
+def test_a_peer_that_is_not_let_in_or_not_known_is_named():
+    (refusal,) = examine(strangers=["b"]).refusals
+    assert refusal.id == "preflight.node_keys" and "b" in refusal.found
+    lines = bootstrap.gate_lines(HOSTVARS, PLAN, "a")
+    hostvars = copy.deepcopy(HOSTVARS)
+    hostvars["a"]["spark_node"]["authorized"] = lines
+    hostvars["a"]["spark_node"]["known_hosts"]["text"] = "\n".join(bootstrap.known_host_lines(hostvars, PLAN, "a"))
+    assert preflight.strangers(hostvars, PLAN, "a") == []
+    hostvars["b"]["spark_node"]["host_keys"] = ["ssh-ed25519 REPLACED"]
+    assert preflight.strangers(hostvars, PLAN, "a") == ["b"]
+    hostvars["b"]["spark_node"]["host_keys"] = HOSTVARS["b"]["spark_node"]["host_keys"]
+    hostvars["b"]["spark_node"]["key"] = {"public": "ssh-ed25519 NEWKEY sparkops@b"}
+    assert preflight.strangers(hostvars, PLAN, "a") == ["b"]
+    assert preflight.strangers({"a": hostvars["a"], "b": {}}, PLAN, "a") == []
 
 
 def test_all_problems_come_at_once():
