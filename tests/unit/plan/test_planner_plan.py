@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-import re
 import json
+import re
 import typing as t
 
 import pytest
