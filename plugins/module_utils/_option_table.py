@@ -164,7 +164,8 @@ _GROUP: dict[str, dict[str, t.Any]] = {
         "kind": "bool",
         "default": True,
         "upstream": ["GLM53_WARMUP_CANARY"],
-        "description": "Whether a group that answers nonsense while it says that it is healthy fails the start. No role runs it yet: the proof is one completion.",
+        "description": "Whether a group that answers nonsense while it says that it is healthy fails the start."
+        " No role runs it yet: the proof is one completion.",
     },
     "serve_accept_rules": {
         "kind": "list",

@@ -162,5 +162,3 @@ def test_one_host_with_tp_1_answers(serving):
     arguments = inspect("spark-1", "lab_solo-rank0")["Args"]
     assert "--nnodes" not in arguments and "--headless" not in arguments
     assert play("stop", variables=variables).code == 0
-
-

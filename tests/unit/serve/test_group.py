@@ -205,9 +205,13 @@ SPEC = {"name": "lab_tiny-rank0", "labels": {"sparkops.spec": "sa", "sparkops.gr
 
 
 def hostvars():
-    node = {"user": {"name": "alice"}, "docker": {"socket": "/s"}, "key": {"path": "/k"}, "known_hosts": {"path": "/h"}, "state_dir": "/var/lib/sparkops/lab_tiny"}
+    node = {
+        "user": {"name": "alice"}, "docker": {"socket": "/s"}, "key": {"path": "/k"}, "known_hosts": {"path": "/h"},
+        "state_dir": "/var/lib/sparkops/lab_tiny",
+    }
+    head = {**rank("sa"), "api": SERVING_API, "recorded": {"spec": "sa"}}
     return {
-        "a": {"__serve_rank_info": {"rank": {**rank("sa"), "api": SERVING_API, "recorded": {"spec": "sa"}}}, "spark_node": node, "__serve_spec": {"spec": SPEC}},
+        "a": {"__serve_rank_info": {"rank": head}, "spark_node": node, "__serve_spec": {"spec": SPEC}},
         "b": {"__serve_rank_info": {"rank": {**rank("sb"), "recorded": {"spec": "sb"}}}, "spark_node": {**node, "user": {"name": "bob"}}},
     }
 
