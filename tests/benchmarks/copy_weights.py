@@ -63,7 +63,9 @@ class Server:
         (self.folder / "config").write_text("".join(f"{name} {value}\n" for name, value in configuration.items()))
         with contextlib.suppress(OSError):
             os.makedirs("/run/sshd", exist_ok=True)
-        program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin") or sys.exit("sshd is not installed")
+        program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
+        if program is None:
+            raise SystemExit("sshd is not installed")
         self.process = subprocess.Popen([program, "-D", "-e", "-f", self.folder / "config"], stderr=subprocess.DEVNULL)
         time.sleep(0.5)
 
@@ -220,23 +222,23 @@ def report(title: str, found: dict[str, float], reference: str, goals: dict[str,
 def measure(bench: Bench, options: argparse.Namespace) -> None:
     bench.make_head(options.shards, options.size_mib * MIB)
     first = {
-        "rsync -a --partial": lambda: bench.recipe(),
+        "rsync -a --partial": bench.recipe,
         "rsync -a --partial --copy-unsafe-links": lambda: bench.recipe("--copy-unsafe-links"),
-        "ours, ssh, verified": lambda: bench.ours(),
+        "ours, ssh, verified": bench.ours,
         "ours, fabric, verified": lambda: bench.ours(transport="fabric"),
     }
     report("first copy", medians(options.rounds, first, bench.clear), "rsync -a --partial", {"ours, ssh, verified": "1.3x", "ours, fabric, verified": "1.6x"})
 
     bench.clear()
     bench.ours()
-    second = {"rsync -a --partial": lambda: bench.recipe(), "ours": lambda: bench.ours()}
+    second = {"rsync -a --partial": bench.recipe, "ours": bench.ours}
     report("second copy, nothing to do", medians(options.rounds, second, lambda: None), "rsync -a --partial", {"ours": "under 1 s"})
 
     bench.flip_a_byte()
     bench.recipe()
     seen = bool(_manifest.check_hashes(str(bench.tree("worker")), bench.manifest.files[:1]))
     bench.begin(verify=True).wait()
-    mended = {"ours": lambda: bench.ours()}
+    mended = {"ours": bench.ours}
     found = medians(1, mended, lambda: None)
     whole = not _manifest.check_hashes(str(bench.tree("worker")), bench.manifest.files)
     print(
