@@ -83,8 +83,8 @@ def _smallest_of(seen: t.Mapping[str, Report]) -> dict[str, t.Any]:
 def _lines(node: str, report: Report) -> list[str]:
     memory = report["memory"]
     level = "not known yet" if memory["level"] is None else f"{gib(memory['level'])} available ({memory['basis']})"
-    parts = ", ".join(f"{name} {gib(number)}" for name, number in report["items"].items())
-    needs = f"; needs {gib(sum(report['items'].values()))}: {parts}" if parts else ""
+    parts = ", ".join(f"{name} {gib(number)}" for name, number in report["needs"].items())
+    needs = f"; needs {gib(sum(report['needs'].values()))}: {parts}" if parts else ""
     tokens = f"; the KV pool holds {report['tokens']:,} tokens" if report["tokens"] else ""
     after = f"; the verdict is known after: {', '.join(report['known_after'])}" if report["known_after"] else ""
     first = f"{node}: {level} of {gib(memory['total'])}{needs}{tokens}{after}"

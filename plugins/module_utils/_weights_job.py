@@ -649,6 +649,8 @@ class Fetch:
         }
         environment["HF_HUB_DISABLE_XET"] = "0" if xet else "1"
         argv = _unit.python_argv(code_root(), _hub_child.__name__.rpartition(".")[2])
+        # The program of a unit has no AnsibleModule to call.
+        # pylint: disable-next=ansible-bad-function
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
             try:
                 child.stdin.write(json.dumps(order).encode())  # type: ignore[union-attr]

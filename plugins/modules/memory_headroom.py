@@ -158,7 +158,7 @@ idle:
   description: The recorded idle level; empty when there is none.
   returned: always
   type: dict
-items:
+needs:
   description: What the rank will hold, in bytes by kind; empty when it is not known.
   returned: always
   type: dict
@@ -474,7 +474,7 @@ class Headroom:
             "growing": growing,
             "guards": [one._asdict() for one in view.guards],
             "idle": self.idle,
-            "items": verdict.items,
+            "needs": verdict.items,
             "largest": verdict.largest,
             "tokens": verdict.tokens,
             "table": self.table,

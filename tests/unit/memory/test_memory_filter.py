@@ -21,7 +21,7 @@ def report(level=100 * GIB, lacks=(), **more):
         "memory": {"total": 120 * GIB, "level": level, "basis": "measured"},
         "lacks": list(lacks),
         "notices": [],
-        "items": {"weights": 80 * GIB, "kv": 4 * GIB},
+        "needs": {"weights": 80 * GIB, "kv": 4 * GIB},
         "largest": {"utilisation": 0.8, "pool": 10 * GIB, "length": 500_000},
         "tokens": 774_400,
         "growing": [],

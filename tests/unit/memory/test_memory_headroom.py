@@ -114,7 +114,7 @@ def test_measured_and_it_fits(node, run):
     node.weights()
     code, result = run(**full(node, phase="measured"))
     assert code == 0 and not result["changed"] and result["lacks"] == []
-    assert result["items"] == {"weights": 41 * GIB, "kv": 4 * GIB, "workspace": 0, "shm": 0}
+    assert result["needs"] == {"weights": 41 * GIB, "kv": 4 * GIB, "workspace": 0, "shm": 0}
     assert result["memory"]["basis"] == "measured" and result["memory"]["level"] == 104_000_000 * KIB
     assert result["table"][-1].split() == ["all", "2", "81.00", "41.00", "41.00"]
     assert result["largest"]["pool"] == 104_000_000 * KIB - 43 * GIB
@@ -145,7 +145,7 @@ def test_an_accepted_refusal_is_a_notice(node, run):
 
 def test_no_budget_no_start(node, run):
     code, result = run(**full(node))
-    assert code == 1 and lack_ids(result) == ["memory.budget"] and result["items"] == {}
+    assert code == 1 and lack_ids(result) == ["memory.budget"] and result["needs"] == {}
 
 
 def test_check_mode_before_the_weights_are_there(node, run):
