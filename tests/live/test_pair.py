@@ -51,7 +51,8 @@ def test_a_node_key_opens_nothing_but_the_gate(serving):
     ssh = ("ssh -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=yes -o UserKnownHostsFile=/var/lib/sparkops/keys/known_hosts"
            " -o IdentitiesOnly=yes -i /var/lib/sparkops/keys/id_ed25519 -l alice 198.51.100.11")
     # What is allowed works, so that a missing key or a wrong host key cannot pass for a refusal.
-    allowed = on("spark-2", f"su bob -c \"{ssh} 'image-inspect 198.18.0.1:5000/sparklab/vllm-cpu:0.32.0'\" 2>&1; echo code=$?")
+    image = inspect("spark-1", "lab_tiny-rank0")["Image"]
+    allowed = on("spark-2", f"su bob -c \"{ssh} 'image-inspect {image}'\" 2>&1; echo code=$?")
     assert "code=0" in allowed, allowed
     for command in ("id", "cat /etc/passwd", "stop lab_tiny", "rsync --server --sender -logDtpre.iLsfxCIvu . /etc/", "bash -c 'id'", "state ../etc"):
         out = on("spark-2", f"su bob -c \"{ssh} '{command}'\" 2>&1; echo code=$?", check=False)

@@ -79,7 +79,7 @@ def test_a_node_that_was_not_seen_refuses():
 
 
 def test_what_is_not_known_yet():
-    found = verdict(spark_1=report(None, items={}, largest={}, tokens=None, known_after=["weights"], notices=["A notice."]))
+    found = verdict(spark_1=report(None, needs={}, largest={}, tokens=None, known_after=["weights"], notices=["A notice."]))
     assert found["ok"] and found["known_after"] == ["weights"]
     assert found["lines"] == ["spark-1: not known yet of 120.0 GiB; the verdict is known after: weights", "spark-1: A notice."]
 
