@@ -76,7 +76,7 @@ def running(node: str) -> list[str]:
 def fingerprint(node: str) -> str:
     """What a refused run must leave as it was."""
     return on(node, "docker ps -a --no-trunc --format '{{.ID}} {{.Names}} {{.State}}' 2>/dev/null | sort;"
-                    " find /var/lib/sparkops -not -name 'heartbeat*' -not -name 'lease*' -printf '%p %s %T@\\n' 2>/dev/null"
+                    " find /var/lib/sparkops -not -type s -not -name 'heartbeat*' -not -name 'lease*' -printf '%p %s %T@\\n' 2>/dev/null"
                     " | grep -v -e '/var/lib/sparkops/[^/]* ' -e '[.]log ' | sort")
 
 
