@@ -67,12 +67,3 @@ def parse_listening_inodes(text: str, ports: t.Collection[int]) -> dict[int, lis
 def ambient_settings(environ: t.Iterable[str]) -> list[str]:
     """Names in the login environment that look like settings. They have no effect here."""
     return sorted(name for name in environ if AMBIENT_NAMES.match(name))
-
-
-def parse_statfs(text: str) -> dict[str, int] | None:
-    """Bytes of ``stat --file-system --format='%S %b %a'``: block size, blocks, blocks free to a user."""
-    words = text.split()
-    if len(words) != 3 or not all(word.isdigit() for word in words):
-        return None
-    size, blocks, free = (int(word) for word in words)
-    return {"total_bytes": size * blocks, "free_bytes": size * free}

@@ -10,8 +10,8 @@ module: node_facts
 short_description: Read once what the roles need to know of a node
 version_added: 0.1.0
 description:
-  - Account and rights, Docker, addresses, listeners, disk space, memory, clock, tools, and the files of this collection, in one call.
-  - Never touches a mount without a time limit and never reads settings from the remote user's environment.
+  - Account and rights, Docker, addresses, listeners, memory, clock, tools, and the files of this collection, in one call.
+  - Touches no mount and never reads settings from the remote user's environment.
 author:
   - The sparkops.inference authors (@sparkops)
 attributes:
@@ -107,7 +107,6 @@ from ansible_collections.sparkops.inference.plugins.module_utils._node import (
     parse_listening_inodes,
     parse_meminfo,
     parse_os_release,
-    parse_statfs,
 )
 
 PROBE_SECONDS = 5
@@ -196,17 +195,6 @@ def listeners(ports: t.Collection[int], proc_root: str) -> list[dict[str, t.Any]
     return [{"port": port, "owners": process_names_of(found, proc_root)} for port, found in sorted(inodes.items())]
 
 
-def disk(module: AnsibleModule, path: str) -> dict[str, t.Any]:
-    """Space of the filesystem that holds ``path`` (or its nearest existing parent), with a time limit: it may be a dead mount."""
-    command = ["timeout", "--signal=KILL", str(PROBE_SECONDS), "stat", "--file-system", "--format=%S %b %a"]
-    path = os.path.abspath(path)
-    code, out, dummy = module.run_command([*command, path])
-    while code not in (0, 124, 137) and path != "/":
-        path = os.path.dirname(path)
-        code, out, dummy = module.run_command([*command, path])
-    return {"path": path, **(parse_statfs(out) or {"total_bytes": None, "free_bytes": None}), "answers": code not in (124, 137)}
-
-
 def choose_state_root(wanted: str, home: str, root_possible: bool) -> dict[str, t.Any]:
     """The wanted directory when it is ours already or can be made with root rights, else one in the home."""
     exists = os.path.isdir(wanted)
@@ -282,7 +270,6 @@ def node(module: AnsibleModule, api: DockerApi) -> dict[str, t.Any]:
         "state_dir": os.path.join(state["path"], params["deployment"]),
         "state_dir_exists": os.path.isdir(os.path.join(state["path"], params["deployment"])),
         "weights_root": weights_root,
-        "disk": {"weights": disk(module, weights_root), "state": disk(module, state["path"]), "docker": disk(module, "/var/lib/docker")},
         "libexec": libexec,
         "libexec_sha256": sha256_of_files(libexec),
         "host_keys": host_keys(module),

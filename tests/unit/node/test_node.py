@@ -35,7 +35,6 @@ def test_meminfo(text, expected):
 def test_parsers_survive_any_text(text):
     _node.parse_meminfo(text)
     _node.parse_os_release(text)
-    _node.parse_statfs(text)
 
 
 def test_listening_inodes_only_listeners_of_wanted_ports():
