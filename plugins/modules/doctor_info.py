@@ -14,16 +14,9 @@ description:
   - Reads only, each thing with a time limit. What cannot be read is empty.
 author:
   - The sparkops.inference authors (@sparkops)
-attributes:
-  check_mode:
-    support: full
-    description: Reads only, so it runs in check mode too.
-  diff_mode:
-    support: N/A
-    description: Nothing is changed.
-  idempotent:
-    support: full
-    description: Nothing is changed.
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
+  - sparkops.inference.node.docker
 options:
   interfaces:
     description: Interfaces to ask C(ethtool) about.
@@ -34,10 +27,6 @@ options:
     description: Container of the rank, whose log is read. Empty for none.
     type: str
     default: ""
-  docker_socket:
-    description: The socket of the Docker Engine.
-    type: path
-    default: /var/run/docker.sock
   metrics_port:
     description: Port of the API on this node, to look for metrics. V(0) for none.
     type: int

@@ -11,19 +11,11 @@ short_description: Say how the fabric and the machines of a group are
 version_added: 0.1.0
 author:
   - The sparkops.inference authors (@sparkops)
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
 description:
   - Judges what the tasks of role P(sparkops.inference.doctor#role) have read, prints a report, and fails when anything is wrong.
   - Notices alone are no failure. It runs on the controller.
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing, so it runs in check mode too.
-  diff_mode:
-    support: N/A
-    description: Nothing is changed.
-  idempotent:
-    support: full
-    description: Nothing is changed.
 options: {}
 """
 

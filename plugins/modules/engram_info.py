@@ -11,19 +11,11 @@ short_description: Say whether one rank has Engram row files that an engine may 
 version_added: 0.1.0
 author:
   - The sparkops.inference authors (@sparkops)
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
 description:
   - Compares header, size, and recorded source of each row file with the Engram source. Reads a few pages, whatever the size.
   - A reason not to use the row files is an answer of this module and never its failure, because the engine can do without them.
-attributes:
-  check_mode:
-    support: full
-    description: Only reads.
-  diff_mode:
-    support: N/A
-    description: Only reads.
-  idempotent:
-    support: full
-    description: Only reads.
 options:
   source:
     description: Folder with C(config.json), the safetensors index, and the shards that hold the Engram tables.

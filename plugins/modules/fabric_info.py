@@ -15,16 +15,8 @@ description:
   - Needs C(ip) on the node. C(ibv_devinfo) is used where it is installed, for the active RDMA MTU.
 author:
   - The sparkops.inference authors (@sparkops)
-attributes:
-  check_mode:
-    support: full
-    description: Reads only, so it runs in check mode too.
-  diff_mode:
-    support: N/A
-    description: Nothing is changed.
-  idempotent:
-    support: full
-    description: Nothing is changed.
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
 options:
   sys_root:
     description: Root of the sysfs tree, for tests.

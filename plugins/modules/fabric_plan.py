@@ -11,19 +11,11 @@ short_description: Choose interface, RDMA ports, and GIDs of every rank
 version_added: 0.1.0
 author:
   - The sparkops.inference authors (@sparkops)
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
 description:
   - Takes what M(sparkops.inference.fabric_info) found on all ranks, and the settings, and works out what this host uses; or says all that is wrong.
   - It runs on the controller. Role P(sparkops.inference.fabric#role) runs it and keeps the result as the fact C(spark_fabric).
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing, so it runs in check mode too.
-  diff_mode:
-    support: N/A
-    description: Nothing is changed.
-  idempotent:
-    support: full
-    description: Nothing is changed.
 options:
   others:
     description: Results of M(sparkops.inference.fabric_info) for ranks outside of the play, with the name of the rank as C(item).

@@ -15,16 +15,8 @@ description:
   - All that is found wrong on a node is one failure.
 author:
   - The sparkops.inference authors (@sparkops)
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing that stays, so it runs in check mode too.
-  diff_mode:
-    support: N/A
-    description: Nothing is changed.
-  idempotent:
-    support: full
-    description: Nothing is changed.
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
 options:
   state:
     description: What to do on this node.

@@ -11,6 +11,8 @@ short_description: Containers that a launch script has started
 version_added: 0.1.0
 author:
   - The sparkops.inference authors (@sparkops)
+extends_documentation_fragment:
+  - sparkops.inference.node.docker
 description:
   - Names the containers of the recipes' own launch scripts on a node, stops them, and starts again those that it has stopped.
   - No container is ever removed.
@@ -42,11 +44,6 @@ options:
       - The file in which stopped containers are written down.
     type: path
     required: true
-  docker_socket:
-    description:
-      - The socket of the Docker Engine.
-    type: path
-    default: /var/run/docker.sock
   grace:
     description:
       - Seconds between the polite and the hard signal.

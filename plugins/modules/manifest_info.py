@@ -11,19 +11,11 @@ short_description: Say whether a node sees the full manifest of each artefact
 version_added: 0.1.0
 author:
   - The sparkops.inference authors (@sparkops)
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
 description:
   - Compares the trees of a deployment with their manifests, by size and file type. Takes well under a second.
   - Reads nothing but file metadata, the manifests and, with O(headers), the headers of the safetensors files.
-attributes:
-  check_mode:
-    support: full
-    description: Never changes anything.
-  diff_mode:
-    support: N/A
-    description: Never changes anything.
-  idempotent:
-    support: full
-    description: Never changes anything.
 options:
   artefacts:
     description: The artefacts of the plan, each with C(name), C(repository), C(revision) and C(directory).

@@ -17,6 +17,8 @@ description:
   - Nothing is ever stopped or removed.
 author:
   - The sparkops.inference authors (@sparkops)
+extends_documentation_fragment:
+  - sparkops.inference.node.docker
 attributes:
   check_mode:
     support: full
@@ -106,10 +108,6 @@ options:
     description: Whether the module fails when the rank does not fit. Without it the caller decides with RV(lacks).
     type: bool
     default: true
-  docker_socket:
-    description: The socket of the Docker Engine.
-    type: path
-    default: /var/run/docker.sock
   proc_root:
     description: Root of the proc tree, for tests.
     type: path

@@ -14,13 +14,10 @@ description:
   - Touches no mount and never reads settings from the remote user's environment.
 author:
   - The sparkops.inference authors (@sparkops)
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
+  - sparkops.inference.node.docker
 attributes:
-  check_mode:
-    support: full
-    description: Reads only, so it runs in check mode too.
-  diff_mode:
-    support: N/A
-    description: Nothing is changed.
   facts:
     support: full
     description: Returns nothing but facts.
@@ -38,10 +35,6 @@ options:
   weights_root:
     description: Where weights lie. Default is C(weights) below the state root. C(~) is the home on this node.
     type: path
-  docker_socket:
-    description: The socket of the Docker Engine. C(DOCKER_HOST) is ignored.
-    type: path
-    default: /var/run/docker.sock
   libexec:
     description: Where programs of this collection are installed when root rights exist.
     type: path

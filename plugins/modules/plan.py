@@ -11,23 +11,13 @@ short_description: Work out the effective deployment of a serving group
 version_added: 0.1.0
 author:
   - The sparkops.inference authors (@sparkops)
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
 description:
   - Reads the options of all hosts in C(serve_nodes), the profile and its rules, and works out the effective deployment.
   - Everything that is wrong with them is reported at once. Nothing on any node is looked at or changed.
   - It runs on the controller, so that it works for hosts outside of C(--limit) as well.
   - Role P(sparkops.inference.plan#role) runs it and keeps the result as facts for all other roles.
-attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-  diff_mode:
-    support: N/A
-    description: Will return details on what has changed (or possibly needs changing in C(check_mode)), when in diff mode.
-    details:
-      - Nothing is changed.
-  idempotent:
-    support: full
-    description: When run twice in a row outside check mode, with the same arguments, the second invocation indicates no change.
 options: {}
 seealso:
   - module: sparkops.inference.rank_spec

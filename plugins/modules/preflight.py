@@ -14,13 +14,9 @@ description:
   - What a bootstrap item that is switched on will mend is told as a prediction and is no failure.
 author:
   - The sparkops.inference authors (@sparkops)
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
 attributes:
-  check_mode:
-    support: full
-    description: Nothing is changed.
-  diff_mode:
-    support: N/A
-    description: Nothing is changed.
   action:
     support: full
     description: Runs on the controller.

@@ -14,13 +14,9 @@ description:
   - With O(api_port) it also asks rank 0's API for its health and for one bounded completion.
 author:
   - The sparkops.inference authors (@sparkops)
-attributes:
-  check_mode:
-    support: full
-    description: Reads only, so it runs in check mode too.
-  diff_mode:
-    support: N/A
-    description: Nothing is changed.
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
+  - sparkops.inference.node.docker
 options:
   state_dir:
     description: Directory of the deployment on this node.
@@ -30,10 +26,6 @@ options:
     description: Name of the rank's container.
     type: str
     required: true
-  docker_socket:
-    description: The socket of the Docker Engine.
-    type: path
-    default: /var/run/docker.sock
   api_port:
     description: Port of the API; give it on rank 0 only.
     type: int

@@ -11,22 +11,12 @@ short_description: Work out the exact container of this host's rank
 version_added: 0.1.0
 author:
   - The sparkops.inference authors (@sparkops)
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
 description:
   - Joins the plan with what the nodes say about themselves into image, arguments, environment, mounts, devices and limits of one container.
   - It runs on the controller and changes nothing.
   - The facts C(spark_plan) and C(spark_rank) of role P(sparkops.inference.plan#role) must be there, and C(spark_node) of all ranks.
-attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-  diff_mode:
-    support: N/A
-    description: Will return details on what has changed (or possibly needs changing in C(check_mode)), when in diff mode.
-    details:
-      - Nothing is changed.
-  idempotent:
-    support: full
-    description: When run twice in a row outside check mode, with the same arguments, the second invocation indicates no change.
 options:
   image_id:
     description:

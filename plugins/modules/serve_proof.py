@@ -13,13 +13,8 @@ description:
   - Asks rank 0's API for one completion within O(timeout) and accepts content or reasoning text, never a status alone.
 author:
   - The sparkops.inference authors (@sparkops)
-attributes:
-  check_mode:
-    support: full
-    description: Nothing is changed.
-  diff_mode:
-    support: N/A
-    description: Nothing is changed.
+extends_documentation_fragment:
+  - sparkops.inference.node.read_only
 options:
   state_dir:
     description: Directory of the deployment on rank 0, which holds the API key.

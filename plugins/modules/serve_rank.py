@@ -14,6 +14,8 @@ description:
   - The container is kept for reading; its log is archived in the directory of the deployment, the newest ten.
 author:
   - The sparkops.inference authors (@sparkops)
+extends_documentation_fragment:
+  - sparkops.inference.node.docker
 attributes:
   check_mode:
     support: full
@@ -35,10 +37,6 @@ options:
     description: Name of the rank's container.
     type: str
     required: true
-  docker_socket:
-    description: The socket of the Docker Engine.
-    type: path
-    default: /var/run/docker.sock
   grace_seconds:
     description: Seconds between the polite signal and the hard one.
     type: int
