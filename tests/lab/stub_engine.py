@@ -23,6 +23,8 @@ Behaviours, each an environment variable STUB_NAME, or STUB_NAME_RANK1 for one r
     FIRST_ANSWER=T         seconds for the first completion    FROZEN=T               a completion shows no new token for T seconds
     IGNORE_TERM=1          survive SIGTERM                     MEMORY_MB=N            hold N MB of memory
     SERVED=name            claim to serve another model        RENDEZVOUS_TIMEOUT=600 seconds to wait for the other ranks
+    ENGRAM=1,14            have these Engram layers: read the row files in $DSV41_PACKED_DIR, or fall back, and say so like the real reader
+    ENGRAM_PINNED=1        keep the tables in memory instead, as an engine without the reader says
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -346,6 +349,24 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
+def open_engram(behaviour: Behaviour, ranks: int) -> None:
+    """Look at the row files as the real reader does: what is wrong with one is no error, the checkpoint is read instead."""
+    if behaviour.text("ENGRAM_PINNED"):
+        log("Engram table offloaded to pinned host memory: 192001740 rows x 256, 47.21 GiB per rank")
+        return
+    for layer in filter(None, behaviour.text("ENGRAM").split(",")):
+        path = Path(os.environ.get("DSV41_PACKED_DIR", "/nonexistent")) / f"engram-l{layer}-r{behaviour.rank}of{ranks}.bin"
+        low = high = 0
+        packed = False
+        try:
+            with path.open("rb") as file:
+                magic, of_layer, low, high, _total, row_bytes = struct.unpack("<8s5Q", file.read(48))
+                packed = (magic, of_layer, row_bytes) == (b"DSV1EN41", int(layer), 264) and path.stat().st_size >= 4096 + (high - low) * row_bytes
+        except (OSError, struct.error):
+            pass
+        log(f"File-backed Engram layer={layer} rank={behaviour.rank}/{ranks} rows=[{low},{high}) cache=0.0GiB scales=0.0GiB packed={packed}")
+
+
 def end_after(seconds: float, code: int) -> None:
     threading.Timer(seconds, os._exit, args=(code,)).start()
 
@@ -380,6 +401,7 @@ def main(arguments: list[str]) -> int:
         hang(behaviour.text("WRITES"))
     ranks = Ranks(options, behaviour.number("RENDEZVOUS_TIMEOUT", 600))
     ranks.meet()
+    open_engram(behaviour, options.nnodes)
     time.sleep(behaviour.number("LOAD_SECONDS", 1))
     if behaviour.text("EXIT_READY_AFTER"):
         end_after(behaviour.number("EXIT_READY_AFTER"), int(behaviour.number("EXIT_CODE")))
