@@ -20,7 +20,7 @@ demo: setup ## Set up all that is needed, start the lab, bring it up, and ask a 
 
 .PHONY: test
 test: setup ## All tests but those of the virtual machines (at most 45 minutes on two cores)
-	tests/run build lint units sanity docs lab
+	tests/run build lint units sanity docs pages lab
 
 .PHONY: setup
 setup: .collections/ansible_collections/sparkops/inference ## Install packages and Python environments (says what)
@@ -31,7 +31,7 @@ setup: .collections/ansible_collections/sparkops/inference ## Install packages a
 	mkdir -p $(@D)
 	ln -sfn ../../.. $@
 
-.PHONY: lint units sanity docs lab-test
+.PHONY: lint units sanity docs pages lab-test
 lint: ## yamllint, ansible-lint (production, strict), shellcheck, changelog
 	tests/run lint
 units: ## Unit and property tests on both lines of ansible-core
@@ -40,6 +40,8 @@ sanity: ## ansible-test sanity on both lines of ansible-core
 	tests/run sanity
 docs: ## Module and role docs, generated pages, the built archive
 	tests/run docs
+pages: ## Benchmark and report pages in a browser, alert rules in promtool
+	tests/run pages
 lab-test: ## Molecule scenarios and fault tests on the container lab
 	tests/run lab
 

@@ -6,6 +6,7 @@
 # Result, in ${SPARKOPS_CACHE:-$HOME/.cache/sparkops-inference}:
 #   venv           on the system's Python: Ansible 12 (core 2.19) with Python 3.11, else Ansible 14 (core 2.21)
 #   venv-newest    Ansible 14 (core 2.21) on a Python 3.12+, where one can be found
+#   tools          promtool, out of Debian's package prometheus without its service and its web pages
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -40,6 +41,7 @@ need() {
 }
 
 find_missing_packages() {
+    local browser
     need ip iproute2
     need iptables iptables
     need ssh openssh-client
@@ -50,6 +52,16 @@ find_missing_packages() {
     need shellcheck shellcheck
     need mmdebstrap mmdebstrap
     need docker-registry docker-registry
+    need curl curl
+    # A browser for the pages: the smallest one that there is (100 MB to fetch). Ubuntu has none as a package; the stage then says so.
+    if ! command -v chromium-headless-shell chromium chromium-browser google-chrome >/dev/null; then
+        for browser in chromium-headless-shell chromium; do
+            if apt-cache show "$browser" >/dev/null 2>&1; then
+                missing+=("$browser")
+                break
+            fi
+        done
+    fi
     [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
     "$system_python" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
     # An engine that answers is used as it is; else the lab starts one itself, so a dockerd must be there.
@@ -116,6 +128,20 @@ install_packages() {
         systemctl disable docker-registry.service >/dev/null 2>&1 || true # nor at the next boot
     fi
     allow_services
+}
+
+# The program alone: its package is 330 MB with all that it depends on, and brings a service.
+fetch_promtool() {
+    local work
+    [ ! -x "$cache/tools/promtool" ] || return 0
+    say "taking promtool out of Debian's package prometheus (19 MB)"
+    apt-cache show prometheus >/dev/null 2>&1 || run_apt apt-get -o DPkg::Lock::Timeout=300 update
+    work="$(mktemp -d)"
+    mkdir -p "$cache/tools"
+    (cd "$work" && run_apt apt-get -o APT::Sandbox::User=root download prometheus)
+    dpkg-deb --fsys-tarfile "$work"/prometheus_*.deb | tar -x -C "$work" ./usr/bin/promtool
+    mv "$work/usr/bin/promtool" "$cache/tools/promtool"
+    rm -rf "$work"
 }
 
 # --- Python environments ---------------------------------------------------------------------------------------------
@@ -227,5 +253,6 @@ make_environments() {
 mkdir -p "$cache"
 check_machine
 install_packages
+fetch_promtool
 make_environments
 say "ready: $cache/venv ($("$cache/venv/bin/ansible" --version | sed -n 1p))"

@@ -11,6 +11,7 @@ import typing as t
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible_collections.sparkops.inference.plugins.module_utils._group_channel import lowest
 
 display = Display()
 
@@ -54,6 +55,7 @@ class ActionModule(ActionBase):
         timeout = float(arguments.get("timeout", 1500))
         arguments.setdefault("slice", SLICE_SECONDS)
         begun, lost = time.monotonic(), 0
+        least: dict[str, int] = {}
         while True:
             verdict = self._execute_module(module_name=MODULE, module_args=arguments, task_vars=task_vars)
             elapsed = time.monotonic() - begun
@@ -63,6 +65,8 @@ class ActionModule(ActionBase):
                     return {**result, **verdict}
                 continue
             lost = 0
+            least = lowest([least, verdict["least_available_kib"]])
+            verdict["least_available_kib"] = least
             if self._task.check_mode or verdict["verdict"] == "healthy":
                 return {**result, **verdict, "elapsed": round(elapsed, 1)}
             if verdict["verdict"] == "waiting" and elapsed >= timeout:

@@ -77,3 +77,12 @@ def phase_of(answer: t.Mapping[str, t.Any]) -> str:
     if container is None:
         return "no container"
     return "loading" if container["running"] else container["status"]
+
+
+def lowest(samples: t.Iterable[t.Mapping[str, int]]) -> dict[str, int]:
+    """The least of each rank over all samples."""
+    low: dict[str, int] = {}
+    for sample in samples:
+        for rank, available in sample.items():
+            low[rank] = min(available, low.get(rank, available))
+    return low

@@ -845,4 +845,92 @@ _WEIGHTS: dict[str, dict[str, t.Any]] = {
     },
 }
 
-TABLE: dict[str, dict[str, t.Any]] = {**_GROUP, **_ENGRAM, **_FABRIC, **_IMAGE, **_LEAD, **_MEMORY, **_TOOLS, **_WEIGHT_SYNC, **_WEIGHTS}
+_OWNER: dict[str, dict[str, t.Any]] = {
+    "report_directory": {
+        "kind": "path",
+        "role": "report",
+        "description": "Directory on the controller for reports and benchmarks, with one below it for each deployment. The default is"
+        " C(sparkops/reports) below C(XDG_STATE_HOME), else below C(~/.local/state).",
+    },
+    "bench_kinds": {
+        "kind": "list",
+        "default": ["counting", "prose"],
+        "choices": ["counting", "prose"],
+        "role": "bench",
+        "description": "What play bench lets the model write: C(counting), which drafts guess well, and C(prose), which they do not.",
+    },
+    "bench_streams": {
+        "kind": "list",
+        "default": [1, 2, 4],
+        "pattern": r"[1-9][0-9]{0,2}",
+        "form": "a list of numbers from 1 to 999",
+        "digits": True,
+        "role": "bench",
+        "description": "How many answers play bench lets the model write at the same time, one case each.",
+    },
+    "bench_runs": {
+        "kind": "int",
+        "default": 5,
+        "minimum": 1,
+        "maximum": 100,
+        "role": "bench",
+        "description": "How often play bench repeats each case of decoding.",
+    },
+    "bench_tokens": {
+        "kind": "int",
+        "default": 400,
+        "minimum": 8,
+        "maximum": 100000,
+        "role": "bench",
+        "description": "How many tokens each answer has in play bench.",
+    },
+    "bench_prefill": {
+        "kind": "list",
+        "default": [8192, 16384, 32768, 65536, 131072, 262144, 455000, 601000],
+        "pattern": r"[1-9][0-9]{0,7}",
+        "form": "a list of numbers of tokens",
+        "digits": True,
+        "role": "bench",
+        "description": "The ladder of prompt lengths in play bench. What does not fit into the context is left out; C([]) leaves all out.",
+    },
+    "bench_timeout": {
+        "kind": "int",
+        "default": 1800,
+        "minimum": 1,
+        "maximum": 86400,
+        "role": "bench",
+        "description": "Seconds that one request of play bench may take.",
+    },
+    "metrics_exporter": {
+        "kind": "bool",
+        "default": False,
+        "role": "metrics",
+        "description": "Whether the nodes tell Prometheus about memory, ranks and the group, through the text files of its node exporter. False"
+        " takes our part away again.",
+    },
+    "metrics_textfile_directory": {
+        "kind": "path",
+        "default": "/var/lib/prometheus/node-exporter",
+        "role": "metrics",
+        "description": "The directory on the nodes that the node exporter reads text files from.",
+    },
+    "metrics_probe_interval": {
+        "kind": "int",
+        "default": 60,
+        "minimum": 0,
+        "maximum": 86400,
+        "role": "metrics",
+        "description": "Seconds without a generated token after which the exporter on the head asks for one, to tell a wedged group from an idle one."
+        " 0 means never.",
+    },
+    "metrics_node_port": {
+        "kind": "int",
+        "default": 9100,
+        "minimum": 1,
+        "maximum": 65535,
+        "role": "metrics",
+        "description": "The port of the node exporter, for the list of scrape targets.",
+    },
+}
+
+TABLE: dict[str, dict[str, t.Any]] = {**_GROUP, **_ENGRAM, **_FABRIC, **_IMAGE, **_LEAD, **_MEMORY, **_OWNER, **_TOOLS, **_WEIGHT_SYNC, **_WEIGHTS}

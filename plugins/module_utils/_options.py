@@ -73,7 +73,7 @@ class Option:
     form: str = ""
     # Text of a list is split at commas only where no item can hold one. Arguments can: they need JSON.
     comma: bool = True
-    # Words or a whole number: digits alone become a number.
+    # Words or a whole number: digits alone become a number. In a list every item is one.
     digits: bool = False
     # The word none is a value: it takes away what would be there otherwise.
     none: bool = False
@@ -122,6 +122,8 @@ def convert(option: Option, raw: t.Any) -> t.Any:
     _check_choices(option, value)
     _check_range(option, value)
     _check_pattern(option, value)
+    if option.digits and isinstance(value, list):
+        return [int(item) for item in value]
     return int(value) if option.digits and value.isdigit() else value
 
 
@@ -234,7 +236,7 @@ def _list_item(option: Option, raw: t.Any, item: t.Any) -> t.Any:
     if isinstance(item, str):
         return item
     if isinstance(item, (int, float)) and not isinstance(item, bool):
-        return item
+        return str(item) if option.digits else item
     if isinstance(item, (dict, list)) and not option.comma:
         # A mapping as an argument becomes its JSON text, so that nobody has to quote by hand.
         return item

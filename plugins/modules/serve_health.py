@@ -79,6 +79,10 @@ ranks:
   description: Phase and memory by rank number, with the tail of the log when the group failed.
   returned: always
   type: dict
+least_available_kib:
+  description: The least available memory that was seen in this call, by rank number.
+  returned: always
+  type: dict
 """
 
 import os
@@ -88,7 +92,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import call
-from ansible_collections.sparkops.inference.plugins.module_utils._group_channel import StartWatch, ask_group, phase_of
+from ansible_collections.sparkops.inference.plugins.module_utils._group_channel import StartWatch, ask_group, lowest, phase_of
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import LEASE_SECONDS, read_json, write_json
 
 
@@ -114,18 +118,20 @@ def wait(module: AnsibleModule) -> dict[str, t.Any]:
     params = module.params
     watch = StartWatch(params["stall_timeout"])
     until = time.monotonic() + params["slice"]
+    least: dict[str, int] = {}
     while True:
         begun = time.monotonic()
         answer = ask_group(module.run_command, sys.executable, params["program"], "group-state", params["state_dir"])
         if not answer["ranks"]:
-            return {"verdict": "unreachable", "reason": answer["error"], "ranks": {}}
+            return {"verdict": "unreachable", "reason": answer["error"], "ranks": {}, "least_available_kib": least}
+        least = lowest([least, {number: one["memory"]["available_kib"] for number, one in answer["ranks"].items() if one.get("memory")}])
         health = call("127.0.0.1", params["api_port"], "GET", "/health", timeout=2).status
         verdict = watch.judge(answer["ranks"], health, time.time())
         over = time.monotonic() >= until
         if verdict["verdict"] != "waiting" or over:
             failed = verdict["verdict"] not in ("waiting", "healthy")
             tail = params["tail"] if failed else 0
-            return {**verdict, "ranks": {number: brief(one, tail) for number, one in answer["ranks"].items()}}
+            return {**verdict, "ranks": {number: brief(one, tail) for number, one in answer["ranks"].items()}, "least_available_kib": least}
         time.sleep(max(0.0, 1.0 - (time.monotonic() - begun)))
 
 
@@ -144,7 +150,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     if module.check_mode:
-        module.exit_json(changed=False, verdict="waiting", reason="nothing was started in check mode", ranks={})
+        module.exit_json(changed=False, verdict="waiting", reason="nothing was started in check mode", ranks={}, least_available_kib={})
     if module.params["lease_run_id"]:
         renew_lease(module.params["state_dir"], module.params["lease_run_id"])
     module.exit_json(changed=False, **wait(module))

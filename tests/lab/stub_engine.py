@@ -23,6 +23,7 @@ Behaviours, each an environment variable STUB_NAME, or STUB_NAME_RANK1 for one r
     FIRST_ANSWER=T         seconds for the first completion    FROZEN=T               a completion shows no new token for T seconds
     IGNORE_TERM=1          survive SIGTERM                     MEMORY_MB=N            hold N MB of memory
     SERVED=name            claim to serve another model        RENDEZVOUS_TIMEOUT=600 seconds to wait for the other ranks
+    TOKEN_SECONDS=T        time between two tokens             DRAFTS=K               claim to draft K tokens a step and to accept half of them
     ENGRAM=1,14            have these Engram layers: read the row files in $DSV41_PACKED_DIR, or fall back, and say so like the real reader
     ENGRAM_PINNED=1        keep the tables in memory instead, as an engine without the reader says
 """
@@ -162,7 +163,10 @@ class Engine:
         words = self.behaviour.text("ANSWER", ANSWER).split(" ")
         if self.behaviour.text("COMPLETION") == "garbage":
             words = ["!" * 8] * 8
+        pause = self.behaviour.number("TOKEN_SECONDS")
         for number, word in enumerate(words[:limit]):
+            if number:
+                time.sleep(pause)
             with self.lock:
                 self.generated_tokens += 1
             yield word if number == 0 else f" {word}"
@@ -177,7 +181,19 @@ class Engine:
             lines = [f"# TYPE {name} {kind}\n{name}{label} {float(value)}" for name, (kind, value) in values.items()]
             success = label.replace("}", ',finished_reason="stop"}')
             lines.append(f"# TYPE vllm:request_success_total counter\nvllm:request_success_total{success} {float(self.succeeded)}")
+            lines += self.draft_metrics(label)
         return "\n".join(lines) + "\n"
+
+    def draft_metrics(self, label: str) -> list[str]:
+        """As if each generated token were a step: the first half of the positions is always accepted."""
+        drafts = int(self.behaviour.number("DRAFTS"))
+        steps, accepted = self.generated_tokens, drafts // 2
+        values = {"num_drafts": steps, "num_draft_tokens": steps * drafts, "num_accepted_tokens": steps * accepted} if drafts else {}
+        lines = [f"vllm:spec_decode_{name}_total{label} {float(value)}" for name, value in values.items()]
+        for place in range(drafts):
+            at = label.replace("}", f',position="{place}"}}')
+            lines.append(f"vllm:spec_decode_num_accepted_tokens_per_pos_total{at} {float(steps if place < accepted else 0)}")
+        return lines
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -283,6 +299,7 @@ class Handler(BaseHTTPRequestHandler):
         engine, how = self.engine, self.engine.behaviour.text("COMPLETION")
         limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
         words = [] if how == "empty" else engine.words(limit)
+        prompt = len(prompt_of(body))
         frame = {"id": "cmpl-stub", "created": int(time.time()), "model": body.get("model") or engine.names[0]}
         place = "reasoning" if how == "reasoning" else "content"
         if body.get("stream"):
@@ -291,18 +308,21 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
             self.end_headers()
             self.close_connection = True
-            for word in words:
+            count = 0
+            for count, word in enumerate(words, start=1):
                 choice = {"index": 0, "delta": {place: word}, "finish_reason": None} if chat else {"index": 0, "text": word, "finish_reason": None}
                 self.event({**frame, "object": "chat.completion.chunk" if chat else "text_completion", "choices": [choice]})
             last = {"index": 0, "delta": {}, "finish_reason": "stop"} if chat else {"index": 0, "text": "", "finish_reason": "stop"}
             self.event({**frame, "object": "chat.completion.chunk" if chat else "text_completion", "choices": [last]})
+            if (body.get("stream_options") or {}).get("include_usage"):
+                usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+                self.event({**frame, "object": "chat.completion.chunk" if chat else "text_completion", "choices": [], "usage": usage})
             self.wfile.write(b"data: [DONE]\n\n")
             return
         tokens = list(words)
         text = "".join(tokens)
         message: dict = {"role": "assistant", "content": None, "reasoning": None, "tool_calls": [], place: text}
         choice = {"index": 0, "message": message, "finish_reason": "stop"} if chat else {"index": 0, "text": text, "finish_reason": "stop"}
-        prompt = len(prompt_of(body))
         usage = {"prompt_tokens": prompt, "completion_tokens": len(tokens), "total_tokens": prompt + len(tokens)}
         self.answer(200, {**frame, "object": "chat.completion" if chat else "text_completion", "choices": [choice], "usage": usage})
 

@@ -30,6 +30,7 @@ NOT_OFFERED = {
     "adopt": "reads a launch script's files on the nodes, once and by hand",
     "ask": "its question is no option of the planner; prove asks the profile's own",
     "awx": "makes the templates themselves",
+    "bench": "takes most of an hour and keeps its pages on the controller, where a job's container loses them",
     "bootstrap": "a part of bring-up, tag bootstrap",
     "fabric": "a part of bring-up, tag fabric",
     "fabric_restore": "takes a network configuration back: somebody should be at the machine",
