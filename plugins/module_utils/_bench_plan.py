@@ -84,4 +84,4 @@ def filler(words: int, nonce: str) -> str:
 
 def words_for(tokens: int, words: int, counted: int) -> int:
     """How many words make ``tokens`` tokens when ``words`` of them made ``counted``; a little less, never more."""
-    return max(1, int(words * tokens / max(1, counted) * 0.999))
+    return max(1, int(words * tokens / max(1, counted) * 0.99))

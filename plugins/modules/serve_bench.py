@@ -104,7 +104,7 @@ ADDRESS = "127.0.0.1"
 OWN_SECONDS = 0.2
 RANKS_SECONDS = 2.0
 SAMPLE_WORDS = 400
-SIZING_ROUNDS = 3
+SIZING_ROUNDS = 6
 
 
 class MemoryWatch(threading.Thread):
