@@ -14,8 +14,10 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-# The exact form: NCCL takes a bare name as the beginning of any device's name.
-_HCA_EXACT = "="
+# The exact form: NCCL takes a bare name as the beginning of any interface's or device's name. Gloo knows whole names only.
+_NCCL_EXACT = "="
+# Without a device of ours, NCCL would take any that it finds, say the one with a PC behind it, or fail where a profile asks for IB.
+_NCCL_SOCKETS = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
 
@@ -83,8 +85,7 @@ def rank_environment(place: Place) -> dict[str, str]:
         return {}
     variables = {"VLLM_HOST_IP": place.address}
     if place.interface:
-        variables["NCCL_SOCKET_IFNAME"] = place.interface
+        variables["NCCL_SOCKET_IFNAME"] = _NCCL_EXACT + place.interface
         variables["GLOO_SOCKET_IFNAME"] = place.interface
-    if place.hcas:
-        variables["NCCL_IB_HCA"] = _HCA_EXACT + ",".join(place.hcas)
+        variables.update({"NCCL_IB_HCA": _NCCL_EXACT + ",".join(place.hcas)} if place.hcas else _NCCL_SOCKETS)
     return variables

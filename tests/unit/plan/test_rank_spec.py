@@ -83,9 +83,17 @@ def test_addresses_interfaces_and_devices_come_from_one_fact() -> None:
     nodes["spark-2"]["fabric"] = {"interface": "enP2p1s0f0np0", "address": "198.51.100.99", "hcas": ["rocep1s0f0", "roceP2p1s0f0"]}
     env = _rank_spec.rank_spec(plan, 1, nodes)["env"]
     assert env["VLLM_HOST_IP"] == "198.51.100.99"
-    assert env["NCCL_SOCKET_IFNAME"] == env["GLOO_SOCKET_IFNAME"] == "enP2p1s0f0np0"
+    assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("=enP2p1s0f0np0", "enP2p1s0f0np0")
     # The exact form: a bare name is the beginning of any name for NCCL.
     assert env["NCCL_IB_HCA"] == "=rocep1s0f0,roceP2p1s0f0"
+
+
+def test_without_devices_nccl_is_kept_to_sockets() -> None:
+    """It would take any RDMA port that it finds, and the recipe's NCCL_NET of IB would end the start."""
+    plan = planned("deepseek_v41_flash_exl3", 2)
+    env = specs(plan, fabric={"interface": "enp1s0f0np0", "address": "198.51.100.12", "hcas": []})[1]["env"]
+    assert (env["NCCL_IB_DISABLE"], env["NCCL_NET"]) == ("1", "Socket")
+    assert "NCCL_IB_HCA" not in env
 
 
 def test_unknown_fabric_means_absent_variables() -> None:
