@@ -54,6 +54,24 @@ def check_rail(name: str, addresses: t.Sequence[str]) -> None:
             raise NetplanError(f"{name}: {address} lacks the prefix length (such as /24)")
 
 
+def missing_interfaces(rails: t.Iterable[str], links: t.Sequence[t.Mapping[str, t.Any]]) -> list[str]:
+    return sorted(set(rails) - {link.get("ifname") for link in links})
+
+
+def drift(rails: t.Mapping[str, t.Sequence[str]], mtu: int, links: t.Sequence[t.Mapping[str, t.Any]]) -> list[str]:
+    """How the running interfaces (of ``ip -json address``) differ from the file: a driver reset or a hand may have changed them."""
+    found = []
+    for link in links:
+        name = link.get("ifname", "")
+        if name not in rails:
+            continue
+        if link.get("mtu") != mtu:
+            found.append(f"{name} runs with MTU {link.get('mtu')}")
+        has = {f"{entry.get('local')}/{entry.get('prefixlen')}" for entry in link.get("addr_info", [])}
+        found += [f"{name} runs without {address}" for address in rails[name] if address not in has]
+    return sorted(found)
+
+
 def default_route_interfaces(text: str) -> set[str]:
     """Interfaces of default routes, from /proc/net/route."""
     rows = (line.split() for line in text.splitlines()[1:])

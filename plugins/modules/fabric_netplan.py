@@ -11,6 +11,7 @@ short_description: Keep the netplan file of the fabric rails
 version_added: 0.1.0
 description:
   - Writes one netplan file for the fabric rails, with addresses and MTU and without IPv6, and applies it.
+  - Where the file is right and a rail runs with another MTU or without an address, it is applied again.
   - A change is validated before it is applied, and is taken back by a timer on the node unless it is confirmed.
   - Files of others are never touched. If one configures the same interfaces, nothing is done and it is named.
 author:
@@ -29,7 +30,7 @@ options:
   state:
     description:
       - V(present) writes and applies the file and sets the timer.
-      - V(confirmed) takes the timer away after the new state was seen to work.
+      - V(confirmed) takes the timer away after the new state was seen to work. It is refused if the change was taken back meanwhile.
       - V(absent) removes the file and applies.
     type: str
     choices: [present, confirmed, absent]
@@ -81,6 +82,9 @@ EXAMPLES = r"""
   sparkops.inference.fabric_netplan:
     node: spark-1
     state: confirmed
+    rails:
+      enp1s0f1np1: [198.51.100.11/24]
+      enP2p1s0f1np1: [203.0.113.11/24]
   become: true
 """
 
@@ -95,6 +99,7 @@ backup:
   type: str
 """
 
+import json
 import os
 import shutil
 import tempfile
@@ -105,7 +110,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._netplan import (
     NetplanError,
     default_route_interfaces,
+    drift,
     foreign_files,
+    missing_interfaces,
     render,
     return_program,
 )
@@ -154,12 +161,22 @@ class RailFile:
             self.refuse("fabric.netplan_unreadable", f"{name}: {exc.strerror}", "files that can be read", "run with root rights (become)")
         return found
 
-    def present(self) -> dict[str, t.Any]:
-        params = self.module.params
+    def wanted(self) -> str:
         try:
-            wanted = render(params["rails"], params["mtu"])
+            return render(self.module.params["rails"], self.module.params["mtu"])
         except NetplanError as exc:
             self.refuse("fabric.netplan_rail", str(exc), "interfaces with IPv4 addresses and prefix lengths", "correct fabric_rail_addresses of this node")
+
+    def links(self) -> list[dict[str, t.Any]]:
+        code, out, err = self.module.run_command(["ip", "-json", "address", "show"])
+        try:
+            return json.loads(out) if code == 0 else self.refuse("fabric.netplan_failed", (err or out).strip(), "the output of ip", "install iproute2")
+        except ValueError:
+            self.refuse("fabric.netplan_failed", f"ip -json address show: {out[:100]!r}", "a JSON list", "install a newer iproute2")
+
+    def present(self) -> dict[str, t.Any]:
+        params = self.module.params
+        wanted = self.wanted()
         self.spare_default_route()
         texts = self.texts()
         foreign = foreign_files(texts, self.name, params["rails"])
@@ -168,8 +185,15 @@ class RailFile:
                 "fabric.netplan_foreign", f"also configured by {'; '.join(foreign)}", "one file for each interface",
                 "leave fabric_configure off and edit that file, or remove its part for these interfaces",
             )
+        links = self.links()
+        absent = missing_interfaces(params["rails"], links)
+        if absent:
+            self.refuse("fabric.netplan_rail", f"no interface {', '.join(absent)}", "interfaces of this node", "correct fabric_rail_addresses of this node")
         current = texts.get(self.name, "")
-        result = {"changed": current != wanted, "path": self.path, "diff": self.diff(current, wanted)}
+        running = drift(params["rails"], params["mtu"], links)
+        # What runs otherwise than a file that is right shows in the diff as remarks that go away.
+        before = current + "".join(f"# {line}\n" for line in running if current == wanted)
+        result = {"changed": before != wanted, "path": self.path, "diff": self.diff(before, wanted)}
         if result["changed"] and not self.module.check_mode:
             self.validate(wanted)
             result["backup"] = self.backup()
@@ -227,8 +251,14 @@ class RailFile:
         os.chmod(self.path, 0o600)
 
     def confirmed(self) -> dict[str, t.Any]:
+        """The timer goes first: only then what is there stays there, and can be looked at."""
         if not self.module.check_mode:
             self.disarm()
+            if self.texts().get(self.name, "") != self.wanted():
+                self.refuse(
+                    "fabric.netplan_returned", "the change was taken back, since it was not confirmed in time", "the file as it was written",
+                    f"see what took longer than fabric_return_seconds ({self.module.params['return_seconds']} s), raise it, and run again",
+                )
         return {"changed": False, "path": self.path}
 
     def absent(self) -> dict[str, t.Any]:
@@ -255,7 +285,7 @@ def main() -> None:
             "backup_folder": {"type": "path", "default": "/var/lib/sparkops/netplan"},
             "return_seconds": {"type": "int", "default": 120},
         },
-        required_if=[("state", "present", ["rails"])],
+        required_if=[("state", "present", ["rails"]), ("state", "confirmed", ["rails"])],
         supports_check_mode=True,
     )
     rail_file = RailFile(module)

@@ -94,6 +94,7 @@ class Node:
 
     def __init__(self, root: pathlib.Path, monkeypatch, capsys) -> None:
         self.root, self.capsys, self.calls, self.fail = root, capsys, [], ""
+        self.mtu = dict.fromkeys(RAILS, 9000)
         self.folder = root / "etc/netplan"
         self.folder.mkdir(parents=True)
         self.file = self.folder / "90-sparkops-fabric.yaml"
@@ -102,6 +103,11 @@ class Node:
         monkeypatch.setattr(fabric_netplan.AnsibleModule, "run_command", self.run_command)
 
     def run_command(self, command, **dummy):
+        if command == ["ip", "-json", "address", "show"]:  # reads only, so that it is no call to speak of
+            addresses = {name: [{"local": one.split("/")[0], "prefixlen": int(one.split("/")[1])} for one in RAILS[name]] for name in RAILS}
+            return 0, json.dumps([{"ifname": name, "mtu": self.mtu[name], "addr_info": addresses[name]} for name in self.mtu]), ""
+        if command == ["netplan", "apply"] and not self.fail:
+            self.mtu = dict.fromkeys(self.mtu, 9000)
         words = ["ROOT" if word.startswith("/tmp/") and command[:2] == ["netplan", "generate"] else word for word in command]
         self.calls.append(" ".join(words).replace(str(self.root), ""))
         return (1, "", "it is wrong") if self.fail and self.fail in self.calls[-1] else (0, "", "")
@@ -137,8 +143,35 @@ def test_validated_first_then_the_timer_then_the_change(node):
         f"systemd-run --unit=sparkops-fabric-return --on-active=120s --collect /bin/sh {backup}/return.sh",
         "netplan apply",
     ]
-    assert node.run(state="confirmed")["changed"] is False
+    assert node.run(state="confirmed", rails=RAILS)["changed"] is False
     assert node.calls == ["systemctl stop sparkops-fabric-return.timer"]
+
+
+def test_a_change_that_was_taken_back_meanwhile_is_not_confirmed(node):
+    node.run(rails=RAILS)
+    node.file.unlink()
+    found = node.run(state="confirmed", rails=RAILS)
+    assert found["refusals"][0]["id"] == "fabric.netplan_returned" and node.calls == ["systemctl stop sparkops-fabric-return.timer"]
+
+
+def test_a_rail_that_runs_otherwise_than_the_file_says_is_set_right(node):
+    node.run(rails=RAILS)
+    node.mtu["enP2p1s0f1np1"] = 1500
+    predicted = node.run(rails=RAILS, _ansible_check_mode=True, _ansible_diff=True)
+    assert predicted["changed"] and "# enP2p1s0f1np1 runs with MTU 1500" in predicted["diff"]["before"] and node.mtu["enP2p1s0f1np1"] == 1500
+    assert node.run(rails=RAILS)["changed"] and node.mtu["enP2p1s0f1np1"] == 9000
+    assert node.run(rails=RAILS)["changed"] is False
+
+
+def test_an_address_that_a_rail_lost_is_seen():
+    links = [{"ifname": "enp1s0f1np1", "mtu": 9000, "addr_info": []}, {"ifname": "enP2p1s0f1np1", "mtu": 9000, "addr_info": [{"local": "203.0.113.11", "prefixlen": 24}]}]
+    assert _netplan.drift(RAILS, 9000, links) == ["enp1s0f1np1 runs without 198.51.100.11/24"]
+
+
+def test_an_interface_that_the_node_does_not_have_is_refused(node):
+    del node.mtu["enP2p1s0f1np1"]
+    found = node.run(rails=RAILS)
+    assert found["refusals"][0]["id"] == "fabric.netplan_rail" and "no interface enP2p1s0f1np1" in found["msg"] and not node.file.exists()
 
 
 @pytest.mark.parametrize("before", [None, "an earlier file of ours\n"])
