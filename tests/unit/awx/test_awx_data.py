@@ -32,6 +32,7 @@ NOT_OFFERED = {
     "awx": "makes the templates themselves",
     "bench": "takes most of an hour and keeps its pages on the controller, where a job's container loses them",
     "bootstrap": "a part of bring-up, tag bootstrap",
+    "discover": "writes an inventory on the controller, which a job's container loses",
     "fabric": "a part of bring-up, tag fabric",
     "fabric_restore": "takes a network configuration back: somebody should be at the machine",
     "memory": "preflight and doctor report the same",
