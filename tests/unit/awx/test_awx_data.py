@@ -35,6 +35,7 @@ NOT_OFFERED = {
     "discover": "writes an inventory on the controller, which a job's container loses",
     "fabric": "a part of bring-up, tag fabric",
     "fabric_restore": "takes a network configuration back: somebody should be at the machine",
+    "metrics": "writes files for Prometheus on the controller, where a job's container loses them",
     "memory": "preflight and doctor report the same",
     "render": "writes files on the controller, which a job's container loses",
     "serve": "a part of bring-up, tag serve",

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -50,6 +51,8 @@ def fixture_engine(tmp_path, request):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
                 break
+            except urllib.error.HTTPError:
+                break  # it answers, as it was told to
             except OSError:
                 time.sleep(0.05)
         yield Engine(port, str(tmp_path), str(program), process)
