@@ -128,9 +128,13 @@ def _response(error: BaseException | None) -> t.Any:
 
 
 class Hub:
-    """huggingface_hub behind three calls. Nothing is read from the user's environment or token store."""
+    """huggingface_hub behind three calls. Nothing is read from the user's environment or token store.
 
-    def __init__(self, endpoint: str, token: str | None, timeout: float) -> None:
+    ``patient``: the library repeats what fails, five times and without a word. Else each failure is ours to judge at once.
+    """
+
+    def __init__(self, endpoint: str, token: str | None, timeout: float, patient: bool = False) -> None:
+        import httpx2
         import huggingface_hub
         from huggingface_hub import constants, set_client_factory
         from huggingface_hub.utils import build_hf_headers, get_session
@@ -138,8 +142,19 @@ class Hub:
 
         def client() -> t.Any:
             made = default_client_factory()
-            made.timeout = timeout
+            made.event_hooks["request"].append(self._limit_time)
             made.event_hooks["response"].append(self._refuse_patience)
+            if not patient:
+                send = made.send
+
+                def once(request: t.Any, **more: t.Any) -> t.Any:
+                    try:
+                        return send(request, **more)
+                    except httpx2.TransportError as exc:
+                        # What follows the question mark may be a signature.
+                        raise HubError("unreachable", f"{request.url.copy_with(query=None)}: {type(exc).__name__}: {exc}") from None
+
+                made.send = once
             return made
 
         set_client_factory(client)
@@ -147,6 +162,7 @@ class Hub:
         self.endpoint = endpoint.rstrip("/")
         self.token = token or None
         self.timeout = timeout
+        self.patient = patient
         self._library = huggingface_hub
         self._session = get_session
         self._headers = build_hf_headers(token=self.token or False)
@@ -154,10 +170,14 @@ class Hub:
         constants.HF_HUB_ETAG_TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT = int(timeout)
         self._api = huggingface_hub.HfApi(endpoint=self.endpoint, token=self.token or False)
 
+    def _limit_time(self, request: t.Any) -> None:
+        """The library lists without any limit: a hub that accepts and says nothing would hold the job for ever."""
+        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), self.timeout)
+
     def _refuse_patience(self, response: t.Any) -> None:
         """The library waits by itself when the hub says "too many", without a word and without a limit. We do it."""
-        if response.status_code == 429:
-            raise classify(429, dict(response.headers), str(response.request.url.path), bool(self.token))
+        if response.status_code == 429 or (response.status_code >= 500 and not self.patient):
+            raise classify(response.status_code, dict(response.headers), str(response.request.url.path), bool(self.token))
 
     def call(self, what: str, function: t.Callable[[], t.Any]) -> t.Any:
         """Run something of the library and turn its errors into ours."""

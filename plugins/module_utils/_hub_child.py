@@ -25,7 +25,7 @@ def main(_arguments: t.Sequence[str]) -> int:
     sys.path.insert(0, order["environment"])
     import huggingface_hub
 
-    hub = Hub(order["endpoint"], order["token"], order["timeout"])
+    hub = Hub(order["endpoint"], order["token"], order["timeout"], patient=True)
     failed = threading.Event()
     lock = threading.Lock()
 

@@ -24,6 +24,7 @@ TEMPLATES = {template["name"].removeprefix("Sparks: "): template for template in
 class Job:
     """What AWX knows of a job when it has ended."""
 
+    status: str
     code: int
     text: str
     changed: set[str]
@@ -39,8 +40,19 @@ def answers_of(template: t.Mapping[str, t.Any], given: t.Mapping[str, t.Any]) ->
     return {**{name: item["default"] for name, item in questions.items() if item["default"] != ""}, **given}
 
 
-def run(name: str, inventory: str, given: t.Mapping[str, t.Any] | None = None, tags: str = "", limit: str = "", check: bool = False) -> Job:
-    """One job of the template. Tags, limit, and check mode count only where the template lets a user choose them."""
+def run(
+    name: str,
+    inventory: str,
+    given: t.Mapping[str, t.Any] | None = None,
+    tags: str = "",
+    limit: str = "",
+    check: bool = False,
+    cancelled: t.Callable[[], bool] | None = None,
+) -> Job:
+    """One job of the template. Tags, limit, and check mode count only where the template lets a user choose them.
+
+    ``cancelled`` is asked while the job runs; a true answer is AWX's cancel button.
+    """
     template = TEMPLATES[name]
     for chosen, question in ((tags, "ask_tags_on_launch"), (limit, "ask_limit_on_launch"), (check, "ask_job_type_on_launch")):
         if chosen and not template.get(question):
@@ -53,10 +65,20 @@ def run(name: str, inventory: str, given: t.Mapping[str, t.Any] | None = None, t
         limit=limit,
         check=check or template.get("job_type") == "check",
         diff=template.get("diff_mode", False),
+        cancelled=cancelled,
     )
 
 
-def play(playbook: str, inventory: str, variables: t.Mapping[str, t.Any], tags: str = "", limit: str = "", check: bool = False, diff: bool = False) -> Job:
+def play(
+    playbook: str,
+    inventory: str,
+    variables: t.Mapping[str, t.Any],
+    tags: str = "",
+    limit: str = "",
+    check: bool = False,
+    diff: bool = False,
+    cancelled: t.Callable[[], bool] | None = None,
+) -> Job:
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     with tempfile.TemporaryDirectory() as private:
         done = ansible_runner.run(
@@ -70,10 +92,11 @@ def play(playbook: str, inventory: str, variables: t.Mapping[str, t.Any], tags: 
             cmdline=" ".join(["--check"] * check + ["--diff"] * diff) or None,
             # Connections of its own, as AWX gives each job: an open one of another run would hide a wrong key.
             envvars=environment(PATH=path, ANSIBLE_CALLBACKS_ENABLED="sparkops.inference.stages", ANSIBLE_SSH_CONTROL_PATH_DIR=os.path.join(private, "cp")),
+            cancel_callback=cancelled,
             quiet=True,
         )
         events = list(done.events)
         # As a person reads it: AWX turns the colours of Ansible's own lines into those of the page.
         text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(event["stdout"] for event in events if event["stdout"])).replace("\r\n", "\n")
     last = next((event["event_data"] for event in events if event["event"] == "playbook_on_stats"), {})
-    return Job(done.rc, text, {host for host, count in last.get("changed", {}).items() if count}, last.get("artifact_data", {}))
+    return Job(done.status, done.rc, text, {host for host, count in last.get("changed", {}).items() if count}, last.get("artifact_data", {}))

@@ -134,6 +134,24 @@ def test_too_many_requests(hub, node):
     assert any("api/models" in notice for notice in waits)
 
 
+@pytest.mark.parametrize(("timeout", "tries"), [(1, 2), (10, 1)])
+@pytest.mark.parametrize("path", ["api/tree", LARGE, SMALL])
+def test_each_request_has_the_time_that_was_set(hub, node, path, timeout, tries):
+    """A slow line needs more than the library's own ten seconds; one that says nothing is given up and asked again."""
+    source = hub.repository("acme/tiny", SIZES)
+    hub.fault("delay", path=f"acme/tiny/{path}", times=1, seconds=3)
+    result = node.run(timeout=timeout, stall_seconds=20, streams=1, part_size=4_000_000)
+    assert result["ok"] and same(node.tree(), source)
+    assert hub.call("GET", "/counters")[f"acme/tiny/{path}"]["requests"] == tries
+
+
+def test_a_hub_that_accepts_and_says_nothing_is_given_up(hub, node):
+    hub.repository("acme/tiny", SIZES)
+    hub.fault("delay", path="acme/tiny/api/*", seconds=60)
+    (refusal,) = node.refused(timeout=1)
+    assert refusal["id"] == "weights.hub_unreachable" and hub.url in refusal["found"]
+
+
 def test_waiting_has_a_cap(hub, node):
     hub.repository("acme/tiny", SIZES)
     hub.fault("rate-limit", path="acme/tiny/*", seconds=20)
