@@ -29,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="bring the lab up, or check and repair it")
     up.add_argument("--nodes", type=int, default=settings.DEFAULT_NODES, metavar="N", help="how many (default: %(default)s)")
     up.add_argument("--fresh", action="store_true", help="virgin nodes with empty volumes, and the hub as it was made")
+    up.add_argument("--newer", action="append", default=[], metavar="NODE", help="a node of the next Debian: Docker 26 with containerd's image store")
     for command in (build, up):
         command.add_argument("--without-vllm", action="store_true", help="leave out the real engine's image")
     reset = commands.add_parser("reset", help="make nodes virgin again")
@@ -89,7 +90,7 @@ def change(options: argparse.Namespace, paths: Paths, lab: Lab) -> None:
             case "build":
                 lab.build(vllm=not options.without_vllm)
             case "up":
-                lab.up(options.nodes, fresh=options.fresh, vllm=not options.without_vllm)
+                lab.up(options.nodes, fresh=options.fresh, vllm=not options.without_vllm, newer=options.newer)
             case "reset":
                 lab.reset(options.node)
             case "preload":

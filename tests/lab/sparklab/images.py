@@ -31,6 +31,8 @@ from sparklab.run import LabError, run, say, succeeds, unmount_below
 from sparklab.settings import HERE, LABEL, Paths
 
 SUITE = "bookworm"
+NEWER_SUITE = "trixie"
+"""Docker 26 with images in containerd's store, where the id of an image is the digest of its manifest."""
 STAMP_LABEL = f"{LABEL}.recipe.stamp"
 
 NODE_PACKAGES = (
@@ -38,15 +40,19 @@ NODE_PACKAGES = (
     "systemd-sysv", "udev", "dbus", "dbus-user-session", "libpam-systemd", "kmod", "ca-certificates", "curl", "netbase", "less",
 )
 """rsync is left out on purpose: the bring-up has to install it."""
+NEWER_PACKAGES = (*NODE_PACKAGES, "docker-cli", "rsync", "zstd")
+"""The client is a package of its own, and the lab's apt repository is of the other suite."""
 
 OFFERED_PACKAGES = ("rsync", "zstd", "nfs-common")
 """What the nodes can install from the lab's own apt repository."""
 
-NODE_HOOKS = (
+OFFER_HOOKS = (
     # The offered packages come from the node's own suite, less what the node has already.
     'chroot "$1" apt-get clean',
     f'chroot "$1" apt-get install --yes --no-install-recommends --download-only {" ".join(OFFERED_PACKAGES)}',
     'cp "$1"/var/cache/apt/archives/*.deb "$WORK"/apt',
+)
+NODE_HOOKS = (
     'rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/ssh/ssh_host_*',
     'cp -a --no-preserve=ownership "$WORK"/files/. "$1"/',
     'chroot "$1" systemctl enable sparklab-node.service ssh.service docker.service',
@@ -105,7 +111,7 @@ class Images:
         with tempfile.TemporaryDirectory(prefix="work-", dir=self.paths.images) as name:
             yield Path(name)
 
-    def _mmdebstrap(self, work: Path, variant: str, packages: tuple[str, ...], hooks: tuple[str, ...]) -> Path:
+    def _mmdebstrap(self, work: Path, variant: str, packages: tuple[str, ...], hooks: tuple[str, ...], suite: str = SUITE) -> Path:
         """Make a tar file of a Debian tree."""
         tar = work / "root.tar"
         if variant == "extract":  # knows only this kind of hook, and leaves the layout of /usr to its caller
@@ -115,59 +121,75 @@ class Images:
         environment = {**os.environ, "TMPDIR": str(work), "WORK": str(work)}
         # Nobody needs these trees after a power cut, so packages need not be flushed to the disk one by one.
         run(["mmdebstrap", "--quiet", "--mode=root", "--dpkgopt=force-unsafe-io", f"--variant={variant}", "--components=main",
-             f"--include={','.join(packages)}", *words, SUITE, tar], environment=environment)
+             f"--include={','.join(packages)}", *words, suite, tar], environment=environment)
         return tar
 
     # Node ---------------------------------------------------------------------------------------------------------
 
-    def node_stamp(self) -> str:
-        return stamp(SUITE, NODE_PACKAGES, NODE_HOOKS, self._node_files())
+    def node_stamp(self, suite: str = SUITE) -> str:
+        packages, hooks = (NODE_PACKAGES, (*OFFER_HOOKS, *NODE_HOOKS)) if suite == SUITE else (NEWER_PACKAGES, NODE_HOOKS)
+        return stamp(suite, packages, hooks, self._node_files(suite))
 
-    def node_reference(self) -> str:
-        return f"{LABEL}/node:{self.node_stamp()}"
+    def node_reference(self, suite: str = SUITE) -> str:
+        return f"{LABEL}/node:{self.node_stamp(suite)}"
 
     @property
     def apt_folder(self) -> Path:
         return self.paths.images / f"apt-{self.node_stamp()}"
 
-    def ensure_node(self) -> str:
-        """Return the id of the node image, made if need be, and the apt repository with it."""
-        reference = self.node_reference()
-        if not (self.apt_folder / "Release").exists() or self.docker.inspect("image", reference) is None:
-            self._build_node(reference)
+    def ensure_node(self, suite: str = SUITE) -> str:
+        """Return the id of a node image, made if need be, and with the usual one the apt repository."""
+        reference = self.node_reference(suite)
+        missing = suite == SUITE and not (self.apt_folder / "Release").exists()
+        if missing or self.docker.inspect("image", reference) is None:
+            self._build_node(reference, suite)
         image = self.docker.inspect("image", reference)
         assert image is not None
         return image["Id"]
 
-    def _build_node(self, reference: str) -> None:
+    def _build_node(self, reference: str, suite: str) -> None:
         say(f"building {reference} (about half a minute)")
         with self._workplace() as work:
             debs = work / "apt"
             debs.mkdir()
-            for name, content in self._node_files().items():
+            for name, content in self._node_files(suite).items():
                 path = work / "files" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(content)
                 path.chmod(0o755 if "/sbin/" in name else 0o644)
-            tar = self._mmdebstrap(work, "minbase", NODE_PACKAGES, NODE_HOOKS)
-            apt_repo.write_index(debs)
-            if self.apt_folder.exists():
-                shutil.rmtree(self.apt_folder)
-            debs.rename(self.apt_folder)
-            self.docker.import_tree(tar, reference, [f"LABEL {LABEL}=1", f"LABEL {STAMP_LABEL}={self.node_stamp()}", 'CMD ["/sbin/init"]'])
+            if suite == SUITE:
+                tar = self._mmdebstrap(work, "minbase", NODE_PACKAGES, (*OFFER_HOOKS, *NODE_HOOKS))
+                apt_repo.write_index(debs)
+                if self.apt_folder.exists():
+                    shutil.rmtree(self.apt_folder)
+                debs.rename(self.apt_folder)
+            else:
+                tar = self._mmdebstrap(work, "minbase", NEWER_PACKAGES, NODE_HOOKS, suite)
+            # systemd from 256 on refuses the older layout of control groups without this variable; older ones do not know it.
+            more = [] if suite == SUITE else ["ENV SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"]
+            mark = self.node_stamp(suite)
+            self.docker.import_tree(tar, reference, [f"LABEL {LABEL}=1", f"LABEL {STAMP_LABEL}={mark}", *more, 'CMD ["/sbin/init"]'])
 
     @staticmethod
-    def _node_files() -> dict[str, str]:
+    def _node_files(suite: str) -> dict[str, str]:
         """Return the files that make a plain Debian a lab node."""
         source = HERE / "node"
-        engine = {"insecure-registries": [settings.REGISTRY, settings.REGISTRY_AUTH], "storage-driver": "overlay2"}
+        engine: dict = {"insecure-registries": [settings.REGISTRY, settings.REGISTRY_AUTH]}
+        more = {}
+        if suite == SUITE:
+            engine["storage-driver"] = "overlay2"
+            more["etc/apt/sources.list"] = f"deb [trusted=yes] {settings.APT_URL}/ ./\n"
+        else:
+            engine["features"] = {"containerd-snapshotter": True}
+            # Only the engine's volume is no overlay itself.
+            more["etc/containerd/config.toml"] = 'version = 2\nroot = "/var/lib/docker/containerd-root"\n'
         return {
             "usr/local/sbin/sparklab-node": (source / "sparklab-node").read_text(),
             "etc/systemd/system/sparklab-node.service": (source / "sparklab-node.service").read_text(),
             "etc/ssh/sshd_config.d/sparklab.conf": (source / "sshd.conf").read_text(),
-            "etc/apt/sources.list": f"deb [trusted=yes] {settings.APT_URL}/ ./\n",
             "etc/default/locale": "LANG=C.UTF-8\n",
             "etc/docker/daemon.json": json.dumps(engine, indent=2) + "\n",
+            **more,
         }
 
     # Base ---------------------------------------------------------------------------------------------------------
@@ -274,7 +296,7 @@ class Images:
     def remove_outdated(self) -> None:
         """Remove the images and package folders of older recipes."""
         wanted = {
-            self.node_reference(), self._base_reference(), f"{LABEL}/stub-base:{self.stub_stamp('base')}", f"{VLLM_IMAGE}-packages", VLLM_IMAGE,
+            self.node_reference(), self.node_reference(NEWER_SUITE), self._base_reference(), f"{LABEL}/stub-base:{self.stub_stamp('base')}", f"{VLLM_IMAGE}-packages", VLLM_IMAGE,
             *(f"{STUB_IMAGE}:{tag}" for tag in STUB_TAGS),
         }
         published = {f"{settings.REGISTRY}/{image}" for image in wanted}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -37,11 +38,12 @@ class Lab:
 
     # Up -----------------------------------------------------------------------------------------------------------
 
-    def up(self, count: int, *, fresh: bool, vllm: bool = True) -> None:
-        """Bring the lab up; on a healthy lab this only checks."""
+    def up(self, count: int, *, fresh: bool, vllm: bool = True, newer: Sequence[str] = ()) -> None:
+        """Bring the lab up; on a healthy lab this only checks. *newer* names nodes of the next Debian."""
         self.paths.make()
         self.docker.ensure_engine()
         image = self.images.ensure_node()
+        image_of = {name: self.images.ensure_node(images.NEWER_SUITE) for name in newer}
         self.nodes.ensure_networks()
         self._ensure_services(fresh=fresh)
         wanted = settings.nodes(count)
@@ -50,7 +52,7 @@ class Lab:
             for node in self.existing_nodes()[count:]:
                 self.nodes.remove_one(node)
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda node: self.nodes.ensure(node, image, fresh=fresh), wanted))
+            list(pool.map(lambda node: self.nodes.ensure(node, image_of.get(node.name, image), fresh=fresh), wanted))
             self.nodes.write_known_hosts(self.existing_nodes())
             list(pool.map(self.nodes.wait_ready, wanted))
         say(f"{len(wanted)} nodes are ready: " + ", ".join(f"{node.name} {node.user}@{node.management}" for node in wanted))
@@ -107,9 +109,8 @@ class Lab:
     def reset(self, names: list[str]) -> None:
         """Make nodes virgin again."""
         known = self._known_nodes(names)
-        image = self.images.ensure_node()
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda node: self.nodes.ensure(node, image, fresh=True), known))
+            list(pool.map(lambda node: self.nodes.ensure(node, self.docker.inspect("container", node.name)["Image"], fresh=True), known))
             list(pool.map(self.nodes.wait_ready, known))
         self._sweep()
 
