@@ -216,12 +216,17 @@ _PACKED_LINE = re.compile(r"File-backed Engram layer=(\d+) rank=(\d+)/(\d+) rows
 _OFFLOAD_LINE = re.compile(r"Engram table offloaded to pinned host memory")
 
 
+def pins_tables(log: str) -> bool:
+    """Whether the engine has no file-backed reader and keeps whole tables in memory, which a Spark has not got."""
+    return bool(_OFFLOAD_LINE.search(log))
+
+
 def log_problems(log: str, rank: int, ranks: int, layers: t.Mapping[int, Rows]) -> list[str]:
     """Compare the log of one rank with the row files that it was given; every difference is one text.
 
     The reader falls back to the checkpoint without a word, so only its own line proves that the file is in use.
     """
-    if _OFFLOAD_LINE.search(log):
+    if pins_tables(log):
         return ["the engine pins whole Engram tables in memory: its file-backed reader is missing, stop it"]
     said = {
         int(layer): (Rows(int(low), int(high)), packed == "True")

@@ -15,6 +15,8 @@ extends_documentation_fragment:
   - sparkops.inference.node.read_only
 description:
   - Compares header, size, and recorded source of each row file with the Engram source. Reads a few pages, whatever the size.
+  - With O(container) it also reads what the engine in that container has said about its Engram rows since its start. The engine falls
+    back to the checkpoint without a word of warning, so only its own lines prove that the row files are in use.
   - A reason not to use the row files is an answer of this module and never its failure, because the engine can do without them.
 options:
   source:
@@ -38,6 +40,13 @@ options:
     type: list
     elements: int
     default: []
+  container:
+    description: Name of the rank's container. Without it no engine is asked.
+    type: str
+  docker_socket:
+    description: The socket of the Docker Engine.
+    type: path
+    default: /var/run/docker.sock
 seealso:
   - module: sparkops.inference.engram_pack
 """
@@ -49,6 +58,14 @@ EXAMPLES = r"""
     directory: /var/lib/sparkops/engram/acme--big/0123456789012345678901234567890123456789/tp2
     rank: 0
     tensor_parallel: 2
+
+- name: Ask the running engine whether it uses them
+  sparkops.inference.engram_info:
+    source: /var/lib/sparkops/weights/acme--big/0123456789012345678901234567890123456789
+    directory: /var/lib/sparkops/engram/acme--big/0123456789012345678901234567890123456789/tp2
+    rank: 0
+    tensor_parallel: 2
+    container: big-rank0
 """
 
 RETURN = r"""
@@ -63,11 +80,40 @@ engram:
     layers:
       '1': {file: engram-l1-r0of2.bin, valid: true, reason: '', rows: [0, 192001740], size: 50688463456}
     others: []
+engine:
+  description:
+    - What the engine does. C(packed) is true when it has said for each layer that it reads the row file with the rows that the file has.
+    - C(problems) has every difference as a text, and C(pinned) is true when it keeps whole tables in memory instead.
+  returned: when O(container) is given
+  type: dict
+  sample: {packed: false, pinned: false, problems: ['layer 14: packed=False, the engine reads the checkpoint instead of the row file']}
 """
 
+import typing as t
+
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import _engram_files
+from ansible_collections.sparkops.inference.plugins.module_utils import _engram, _engram_files
+from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError, quote
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import FrameReader
 from ansible_collections.sparkops.inference.plugins.module_utils._unit import Refused
+
+
+def said_by(params: t.Mapping[str, t.Any]) -> str:
+    """The lines of a container's log that speak of Engram. A log can be long; the rest of it is never kept."""
+    reader = FrameReader()
+    pieces = DockerApi(params["docker_socket"]).stream(
+        "GET", f"/containers/{quote(params['container'])}/logs", query={"stdout": "1", "stderr": "1"}, timeout=30
+    )
+    return "\n".join(line for piece in pieces for line in reader.lines(piece) if "Engram" in line)
+
+
+def engine_report(params: t.Mapping[str, t.Any], rows: t.Mapping[int, _engram.Rows]) -> dict[str, t.Any]:
+    try:
+        log = said_by(params)
+    except DockerError as exc:
+        return {"packed": False, "pinned": False, "problems": [f"the log of {params['container']} cannot be read: {exc}"]}
+    problems = _engram.log_problems(log, params["rank"], params["tensor_parallel"], rows)
+    return {"packed": bool(rows) and not problems, "pinned": _engram.pins_tables(log), "problems": problems}
 
 
 def main() -> None:
@@ -78,6 +124,8 @@ def main() -> None:
             "rank": {"type": "int", "required": True},
             "tensor_parallel": {"type": "int", "required": True},
             "layers": {"type": "list", "elements": "int", "default": []},
+            "container": {"type": "str"},
+            "docker_socket": {"type": "path", "default": "/var/run/docker.sock"},
         },
         supports_check_mode=True,
     )
@@ -86,7 +134,11 @@ def main() -> None:
         report = _engram_files.look(params["source"], params["directory"], params["rank"], params["tensor_parallel"], params["layers"]).report()
     except Refused as exc:
         report = _engram_files.nothing(params["directory"], str(exc))
-    module.exit_json(changed=False, engram=report)
+    engine = {}
+    if params["container"]:
+        rows = {int(layer): _engram.Rows(*entry["rows"]) for layer, entry in report["layers"].items()}
+        engine = {"engine": engine_report(params, rows)}
+    module.exit_json(changed=False, engram=report, **engine)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ import sys
 import engram_source as oracle
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.sparkops.inference.plugins.filter.engram import engram_in_use
 from ansible_collections.sparkops.inference.plugins.module_utils import _engram_files, _unit
 from ansible_collections.sparkops.inference.plugins.modules import engram_info, engram_pack
+from ansible_collections.sparkops.inference.tests.unit.image.fake_docker import FakeDocker
 
 NAMES = ["engram-l1-r0of2.bin", "engram-l14-r0of2.bin"]
 INSTALL = """
@@ -212,6 +214,82 @@ def test_info_never_fails(source, call, capsys, tmp_path):
     assert not found["changed"]
 
 
+PACKED = {
+    1: "(Worker_TP0 pid=6) File-backed Engram layer=1 rank=0/2 rows=[0,1650) cache=0.0GiB packed=True",
+    14: "(Worker_TP0 pid=6) File-backed Engram layer=14 rank=0/2 rows=[0,1830) cache=0.0GiB packed=True",
+}
+PINNED = "INFO [engram.py:1021] Engram table offloaded to pinned host memory: 192001740 rows x 256, 47.21 GiB per rank"
+
+
+def engine_log(*lines):
+    """As the engine sends it: each line in a frame of standard error."""
+    return b"".join(b"\2\0\0\0" + len(data).to_bytes(4, "big") + data for data in (f"{line}\n".encode() for line in lines))
+
+
+@pytest.fixture(name="ask")
+def fixture_ask(source, capsys, tmp_path):
+    """engram_info beside an engine with this answer to the question for its log."""
+
+    def ask(answer):
+        with FakeDocker({("GET", "/containers/big-rank0/logs"): answer}) as docker:
+            asked = {"source": str(source), "directory": str(tmp_path / "engram" / "tp2"), "rank": 0, "tensor_parallel": 2}
+            found = info(capsys, **asked, container="big-rank0", docker_socket=docker.socket_path)
+        assert docker.requests[0]["query"] == {"stdout": "1", "stderr": "1"}
+        return found
+
+    return ask
+
+
+def test_engine_that_reads_its_files(call, ask):
+    given = call()["engram"]
+    found = ask(engine_log("INFO loading", *PACKED.values(), "INFO Application startup complete."))
+    assert found["engine"] == {"packed": True, "pinned": False, "problems": []}
+    assert engram_in_use(given, found, 0) == "Engram rows of rank 0: packed=True for layers 1, 14"
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ([PACKED[1], PACKED[14].replace("True", "False")], "layer 14: packed=False"),
+        ([PACKED[1]], "layer 14: the engine said nothing about Engram rows of rank 0"),
+        ([PACKED[1], PACKED[14].replace("1830", "1877")], "layer 14: the engine serves rows [0,1877), the file has [0,1830)"),
+        ([PACKED[1], PACKED[14].replace("rank=0/2", "rank=1/2")], "layer 14: the engine said nothing about Engram rows of rank 0"),
+    ],
+    ids=["falls back", "silent", "other rows", "other rank"],
+)
+def test_engine_that_does_not_read_its_files(call, ask, lines, problem):
+    given = call()["engram"]
+    found = ask(engine_log(*lines))
+    assert not found["engine"]["packed"] and not found["engine"]["pinned"]
+    assert [text.startswith(problem) for text in found["engine"]["problems"]] == [True]
+    assert f"not in use, it reads the checkpoint, more slowly: {problem}" in engram_in_use(given, found, 0)
+
+
+def test_engine_that_was_given_nothing(call, ask):
+    given = {"valid": False, "reason": "engram-l1-r0of2.bin: not packed yet"}
+    found = ask(engine_log(*(line.replace("True", "False") for line in PACKED.values())))
+    assert engram_in_use(given, found, 0).endswith("more slowly: engram-l1-r0of2.bin: not packed yet")
+
+
+def test_engine_without_the_reader_is_told_apart(call, ask):
+    call()
+    engine = ask(engine_log(PINNED))["engine"]
+    assert engine["pinned"] and not engine["packed"]
+
+
+def test_log_that_cannot_be_read_proves_nothing(call, ask):
+    call()
+    engine = ask((404, {"message": "No such container: big-rank0"}))["engine"]
+    assert not engine["packed"] and "No such container" in engine["problems"][0]
+
+
+def test_source_that_went_away_proves_nothing(source, call, ask):
+    given = call()["engram"]
+    (source / "config.json").unlink()
+    found = ask(engine_log(*PACKED.values()))
+    assert not found["engine"]["packed"] and "config.json" in engram_in_use(given, found, 0)
+
+
 CODE = ["module_utils/_engram.py", "module_utils/_engram_files.py", "module_utils/_engram_job.py", "module_utils/_unit.py", "modules/engram_pack.py"]
 
 
@@ -221,7 +299,10 @@ def test_every_refusal_is_documented():
     root = pathlib.Path(__file__).resolve().parents[3]
     documented = {item["id"] for item in yaml.safe_load((root / "docs/refusals/engram.yml").read_text(encoding="utf-8"))}
     text = "".join((root / "plugins" / name).read_text(encoding="utf-8") for name in CODE)
-    assert {f"engram.{name}" for name in re.findall(r'refusal\(\s*"(\w+)"', text)} == documented
+    found = {f"engram.{name}" for name in re.findall(r'refusal\(\s*"(\w+)"', text)}
+    for path in (root / "roles/engram_pack/tasks").glob("*.yml"):
+        found |= set(re.findall(r"\[(engram\.\w+)\]", path.read_text(encoding="utf-8")))
+    assert found == documented
 
 
 def test_fingerprints_of_nothing_are_false():

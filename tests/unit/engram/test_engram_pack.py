@@ -601,6 +601,37 @@ def test_rate_limit(source, tmp_path):
     assert 0.5 < time.monotonic() - begin < 10
 
 
+PRIORITY = textwrap.dedent(
+    """
+    import ctypes, json, os, sys
+    from ansible_collections.sparkops.inference.plugins.module_utils import _engram_job as job
+
+    seen = set()
+    original = job.Packing.pack
+
+    def pack(*args):
+        # Of this very worker: 0 is the calling thread.
+        number = {"x86_64": 252, "aarch64": 31}[os.uname().machine]
+        disk = ctypes.CDLL(None).syscall(number, 1, 0) >> 13
+        seen.add((os.getpriority(os.PRIO_PROCESS, 0), disk, int(open("/proc/self/oom_score_adj").read())))
+        original(*args)
+
+    job.Packing.pack = pack
+    job.work(json.loads(sys.argv[1]))
+    print(json.dumps(sorted(seen)))
+    """
+)
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="the numbers of the system calls differ")
+@pytest.mark.parametrize(("priority", "gives_way"), [("idle", True), ("normal", False)])
+def test_every_worker_gives_way_to_a_serving_model(source, tmp_path, priority, gives_way):
+    """Processor, disk, and memory in need: the kernel's own numbers of each worker."""
+    argv = [sys.executable, "-c", PRIORITY, json.dumps(request(source, tmp_path / "out", priority=priority))]
+    done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}, check=True, stdout=subprocess.PIPE, text=True)
+    assert (json.loads(done.stdout.splitlines()[-1]) == [[19, 3, 1000]]) is gives_way
+
+
 def test_too_little_memory_is_refused(source, tmp_path):
     with pytest.raises(Refused) as caught:
         job.work(request(source, tmp_path / "out", memory_floor=2**60))
