@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import typing as t
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
+from ansible_collections.sparkops.inference.plugins.module_utils import _netplan
 from ansible_collections.sparkops.inference.plugins.module_utils._plan import placeholder_node
 from ansible_collections.sparkops.inference.plugins.module_utils._plan_text import command_text, docker_run
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_spec import rank_specs
 from ansible_collections.sparkops.inference.plugins.plugin_utils._inventory_values import plain
 
 
-def rendered(plan: dict[str, t.Any]) -> dict[str, str]:
+ARGUMENTS: dict[str, dict[str, t.Any]] = {"directory": {"type": "path", "required": True}, "units": {"type": "dict", "default": {}}}
+
+# All names that a file of a rank can have; such a file that the plan no longer has is taken away.
+_OURS = re.compile(r"rank\d+\.(json|entry\.json|docker-run\.txt|service|netplan\.yaml)")
+
+
+def rendered(plan: dict[str, t.Any], units: t.Mapping[str, str]) -> dict[str, str]:
     """The files of a plan by name, from the inventory alone."""
     files = {"plan.json": _json(plan)}
     nodes = {name: placeholder_node(plan, name) for name in plan["nodes"]}
@@ -27,7 +35,21 @@ def rendered(plan: dict[str, t.Any]) -> dict[str, str]:
         files[f"rank{rank}.json"] = _json(spec)
         files[f"rank{rank}.entry.json"] = _json(spec["entry"])
         files[f"rank{rank}.docker-run.txt"] = command_text(docker_run(spec))
+        name = plan["nodes"][rank]
+        if name in units:
+            files[f"rank{rank}.service"] = units[name]
+        rails = plan["node_settings"][name]["fabric_rail_addresses"]
+        if plan["settings"]["fabric_configure"] and rails:
+            files[f"rank{rank}.netplan.yaml"] = _netplan.render(rails, plan["settings"]["fabric_mtu"])
     return files
+
+
+def known_later(plan: t.Mapping[str, t.Any]) -> list[str]:
+    """What a start would also write and only the node can tell."""
+    unsaid = [name for name in plan["nodes"] if not plan["node_settings"][name]["fabric_rail_addresses"]]
+    if not plan["settings"]["fabric_configure"] or not unsaid:
+        return []
+    return [f"netplan of {', '.join(unsaid)}: known after fabric, which keeps the addresses that the rails have; fabric_rail_addresses would say them here"]
 
 
 def _json(data: t.Any) -> str:
@@ -41,29 +63,41 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: str | None = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
         result = super().run(tmp, task_vars)
-        arguments = self.validate_argument_spec(argument_spec={"directory": {"type": "path", "required": True}})[1]
-        directory = arguments["directory"]
-        changed, diffs = [], []
+        arguments = self.validate_argument_spec(argument_spec=ARGUMENTS)[1]
+        directory, plan = arguments["directory"], plain((task_vars or {})["spark_plan"])
         try:
-            for name, text in rendered(plain((task_vars or {})["spark_plan"])).items():
-                path = os.path.join(directory, name)
-                before = _read(path)
-                if before != text:
-                    changed.append(path)
-                    diffs.append({"before_header": path, "after_header": path, "before": before or "", "after": text})
-                    self._write(path, text)
-        except OSError as error:
+            files = rendered(plan, {name: str(text) for name, text in arguments["units"].items()})
+            diffs = [self._keep(os.path.join(directory, name), text) for name, text in files.items()]
+            diffs += [self._keep(os.path.join(directory, name), None) for name in _left_over(directory, files)]
+        except (OSError, _netplan.NetplanError) as error:
             raise AnsibleActionFail(f"Writing the plan into {directory}: {error}") from error
-        return {**result, "changed": bool(changed), "files": changed, "directory": directory, "diff": diffs}
+        changed = [diff for diff in diffs if diff]
+        return {
+            **result, "changed": bool(changed), "files": [diff["after_header"] for diff in changed], "directory": directory, "diff": changed,
+            "known_after": known_later(plan),
+        }
 
-    def _write(self, path: str, text: str) -> None:
-        if self._task.check_mode:
-            return
+    def _keep(self, path: str, text: str | None) -> dict[str, str] | None:
+        """Make a file what it should be, or take it away; what that changes."""
+        before = _read(path)
+        if before == text:
+            return None
+        if not self._task.check_mode:
+            os.unlink(path) if text is None else self._write(path, text)
+        return {"before_header": path, "after_header": path, "before": before or "", "after": text or ""}
+
+    @staticmethod
+    def _write(path: str, text: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         # Whole or not at all: a reader in a repository never sees half of a file.
         with open(path + ".new", "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(path + ".new", path)
+
+
+def _left_over(directory: str, files: t.Collection[str]) -> list[str]:
+    present = os.listdir(directory) if os.path.isdir(directory) else []
+    return sorted(name for name in present if _OURS.fullmatch(name) and name not in files)
 
 
 def _read(path: str) -> str | None:

@@ -12,7 +12,9 @@ version_added: 0.1.0
 author:
   - The sparkops.inference authors (@sparkops)
 description:
-  - Writes the plan, and for each rank its container as JSON, what its entry script reads, and the docker command that would make it.
+  - Writes the plan, and for each rank its container as JSON, what its entry script reads, the docker command that would make it, the unit of
+    its service, and the netplan file of its rails where C(fabric_configure) and C(fabric_rail_addresses) say one.
+  - A file of a rank that the plan no longer has is taken away.
   - It runs on the controller, from the inventory alone. No node is reached, so that the files can be reviewed and kept in a repository.
   - The fact C(spark_plan) of role P(sparkops.inference.plan#role) must be there.
 attributes:
@@ -31,6 +33,11 @@ options:
       - The directory on the controller. It is made when it does not exist.
     type: path
     required: true
+  units:
+    description:
+      - The text of each node's unit by inventory name.
+    type: dict
+    default: {}
 seealso:
   - module: sparkops.inference.plan
   - module: sparkops.inference.rank_spec
@@ -49,7 +56,12 @@ directory:
   returned: success
   type: str
 files:
-  description: The files that were written, or would be.
+  description: The files that were written or taken away, or would be.
+  returned: success
+  type: list
+  elements: str
+known_after:
+  description: What a start would also write and only a node can tell.
   returned: success
   type: list
   elements: str

@@ -216,8 +216,32 @@ def test_a_limit_hides_no_host_and_a_secret_is_never_printed(tmp_path: pathlib.P
 def test_render_reaches_no_node_and_is_idempotent(tmp_path: pathlib.Path) -> None:
     first = playbook(tmp_path, INVENTORY, "render")
     assert first.returncode == 0, first.stdout + first.stderr
-    names = ["plan.json", *(f"rank{rank}{suffix}" for rank in (0, 1) for suffix in (".docker-run.txt", ".entry.json", ".json"))]
+    names = ["plan.json", *(f"rank{rank}{suffix}" for rank in (0, 1) for suffix in (".docker-run.txt", ".entry.json", ".json", ".service"))]
     assert sorted(path.name for path in (tmp_path / "rendered" / "lab_tiny").iterdir()) == sorted(names)
     text = (tmp_path / "rendered" / "lab_tiny" / "rank1.docker-run.txt").read_text(encoding="utf-8")
     assert text.startswith("docker run") and "--headless" in text
     assert "changed=0" in playbook(tmp_path, INVENTORY, "render", "--check").stdout
+
+
+def test_render_writes_units_and_netplan_and_takes_away_what_the_plan_no_longer_has(tmp_path: pathlib.Path) -> None:
+    inventory = changed(fabric_configure=True, fabric_rail_addresses={"enp1s0f1np1": ["198.51.100.11/24"]})
+    inventory["sparks"]["hosts"]["spark-2"].update(
+        fabric_rail_addresses={"enp1s0f1np1": ["198.51.100.12/24"], "enP2p1s0f1np1": ["203.0.113.12/24"]}, ansible_user="bob")
+    folder = tmp_path / "rendered" / "lab_tiny"
+    folder.mkdir(parents=True)
+    (folder / "rank2.json").write_text("{}", encoding="utf-8")
+    (folder / "notes.md").write_text("mine", encoding="utf-8")
+    predicted = playbook(tmp_path, inventory, "render", "--check", "--limit", "spark-1")
+    assert "changed=1" in predicted.stdout and (folder / "rank2.json").exists() and not (folder / "plan.json").exists(), predicted.stdout
+    done = playbook(tmp_path, inventory, "render", "--limit", "spark-1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (folder / "rank2.json").exists() and (folder / "notes.md").exists()
+    unit = (folder / "rank1.service").read_text(encoding="utf-8")
+    assert "User=bob\n" in unit and "ExecStart=/usr/bin/python3 /usr/local/lib/sparkops/rank_service.py run /var/lib/sparkops/%i\n" in unit
+    netplan = yaml.safe_load((folder / "rank1.netplan.yaml").read_text(encoding="utf-8"))["network"]["ethernets"]
+    assert {name: entry["addresses"] for name, entry in netplan.items()} == {"enp1s0f1np1": ["198.51.100.12/24"], "enP2p1s0f1np1": ["203.0.113.12/24"]}
+    assert all(entry["mtu"] == 9000 and entry["link-local"] == [] for entry in netplan.values())
+    # What only the node knows is said to be known later, and no file is made up; the stale one goes.
+    later = playbook(tmp_path, changed(fabric_configure=True), "render")
+    assert later.returncode == 0 and "netplan of spark-1, spark-2: known after fabric" in later.stdout, later.stdout
+    assert not (folder / "rank1.netplan.yaml").exists()
