@@ -36,6 +36,11 @@ options:
       - The directory of the deployment's caches.
     type: path
     required: true
+  user:
+    description:
+      - The account that shall own the directories that are made, when the module runs as root. The files stay as they are, they are the
+        same ones.
+    type: str
 """
 
 EXAMPLES = r"""
@@ -58,6 +63,7 @@ taken_from:
 """
 
 import os
+import pwd
 import shutil
 import typing as t
 
@@ -85,8 +91,21 @@ def _files(source: str, target: str, without: t.Sequence[str]) -> t.Iterator[tup
                 yield path, os.path.join(target, os.path.relpath(path, source))
 
 
-def take_over(source: str, target: str) -> None:
-    os.makedirs(os.path.dirname(target), exist_ok=True)
+def make_folder(path: str, user: str | None) -> None:
+    """The directory and what lacks above it. Whoever makes further ones beside it later is the account."""
+    lacking = []
+    while not os.path.isdir(path):
+        lacking.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(lacking):
+        os.mkdir(folder)
+        if user and os.geteuid() == 0:
+            account = pwd.getpwnam(user)
+            os.chown(folder, account.pw_uid, account.pw_gid)
+
+
+def take_over(source: str, target: str, user: str | None = None) -> None:
+    make_folder(os.path.dirname(target), user)
     try:
         os.link(source, target)
     except OSError:
@@ -99,6 +118,7 @@ def main() -> None:
         argument_spec={
             "sources": {"type": "list", "elements": "path", "required": True},
             "target": {"type": "path", "required": True},
+            "user": {"type": "str"},
         },
         supports_check_mode=True,
     )
@@ -107,8 +127,8 @@ def main() -> None:
     missing = [pair for source in sources for pair in pairs(source, target) if not os.path.lexists(pair[1])]
     try:
         for old, new in missing if not module.check_mode else []:
-            take_over(old, new)
-    except OSError as exc:
+            take_over(old, new, module.params["user"])
+    except (OSError, LookupError) as exc:
         module.fail_json(msg=f"Taking over compiled kernels into {target}: {exc}")
     module.exit_json(changed=bool(missing), files=len(missing), taken_from=sources)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import pwd
 import typing as t
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
+from ansible_collections.sparkops.inference.plugins.filter import plan as filters
 from ansible_collections.sparkops.inference.plugins.module_utils import _docker_api
 from ansible_collections.sparkops.inference.plugins.modules import launcher_caches, launcher_containers
 
@@ -101,6 +103,32 @@ def test_no_engine_is_no_container(capsys: t.Any, tmp_path: pathlib.Path, monkey
     assert result["containers"] == [] and not result.get("failed")
 
 
+GROUP = {"nodes": ["a", "b"], "deployment": "big"}
+AGAIN = {"recorded": ["dsv41-exl3-head"]}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "hindrance"),
+    [
+        ({}, {}, ""),
+        ({"__serve_stopped": {"tail": []}}, {"__serve_stopped": {"tail": ["last"]}}, ""),
+        ({"__serve_stopped": {"tail": []}}, {"__serve_stopped": {"failed": True}}, "the new rank of b was not seen to stop"),
+        ({}, {"__adopt_again": {"unreachable": True}}, "b did not answer"),
+        ({}, {"__adopt_again": None, "__serve_stopped": {"unreachable": True}}, "b did not answer; the new rank of b was not seen to stop"),
+    ],
+    ids=["nothing was started", "all stopped", "one still runs", "one is away", "one is away and may run"],
+)
+def test_old_containers_come_back_only_for_a_whole_group(a: dict[str, t.Any], b: dict[str, t.Any], hindrance: str) -> None:
+    hostvars = {"a": {"__adopt_again": AGAIN, **a}, "b": {"__adopt_again": AGAIN, **b}}
+    assert filters.adopt_hindrance(hostvars, GROUP) == hindrance
+    text = filters.adopt_failure(hostvars, GROUP, "a")
+    assert text.startswith("a: the new group of big: ")
+    if hindrance:
+        assert f"dsv41-exl3-head stays stopped, because {hindrance}" in text and "adopt_restore=true" in text
+    else:
+        assert "dsv41-exl3-head was started again" in text
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"stopped": 3}', "x"])
 def test_a_broken_record_is_no_record(tmp_path: pathlib.Path, content: str) -> None:
     path = tmp_path / "r"
@@ -120,6 +148,20 @@ def fixture_old(tmp_path: pathlib.Path) -> pathlib.Path:
     (tmp_path / "old" / "link").symlink_to("/etc/passwd")
     (tmp_path / "old" / "dangling").symlink_to("nowhere")
     return tmp_path / "old"
+
+
+def test_folders_of_taken_kernels_belong_to_the_account(
+    old: pathlib.Path, capsys: t.Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module runs as root for files that a container wrote; the account makes further folders beside them later."""
+    owned = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", lambda path, uid, gid: owned.append(os.path.relpath(path, tmp_path)))
+    account = pwd.getpwuid(os.getuid()).pw_name
+    run(launcher_caches, capsys, sources=[str(old)], target=str(tmp_path / "new"), user=account)
+    assert sorted(owned) == ["new", "new/nv", "new/nv/d", "new/tilelang", "new/triton", "new/triton/k", "new/vllm", "new/vllm/torch_compile"]
+    result = run(launcher_caches, capsys, sources=[str(old)], target=str(tmp_path / "other"), user="nobody-has-this-name")
+    assert result["failed"] and "nobody-has-this-name" in result["msg"]
 
 
 def test_kernels_are_linked_to_their_places(old: pathlib.Path, capsys: t.Any, tmp_path: pathlib.Path) -> None:
