@@ -37,9 +37,11 @@ def settings_lines(plan: t.Mapping[str, t.Any]) -> list[str]:
     return _plan_text.settings_lines(plain(plan))
 
 
-def spec_changes(spec: t.Mapping[str, t.Any], container: t.Mapping[str, t.Any] | None, plan: t.Mapping[str, t.Any]) -> list[str]:
+def spec_changes(
+    spec: t.Mapping[str, t.Any], container: t.Mapping[str, t.Any] | None, plan: t.Mapping[str, t.Any], image_id: str | None = None
+) -> list[str]:
     """What a start would change in a running container."""
-    return _plan_text.spec_changes(plain(spec), plain(container), plain(plan["template"])) if container else []
+    return _plan_text.spec_changes(plain(spec), plain(container), plain(plan["template"]), image_id) if container else []
 
 
 def launcher_env(content: str, nodes: t.Sequence[str], recipe: str | None = None) -> dict[str, t.Any]:
@@ -90,6 +92,29 @@ def ignored_environment(text: str) -> list[str]:
     return sorted({line.partition("=")[0] for line in str(text).splitlines()} & known)
 
 
+def adopt_hindrance(hostvars: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any]) -> str:
+    """Why a launch script's containers cannot be brought back after a new group failed; empty when they can.
+
+    Two groups at once are more than a Spark's memory holds, and one old rank without its peers is of no use.
+    """
+    silent = [name for name in plan["nodes"] if "recorded" not in (hostvars[name].get("__adopt_again") or {})]
+    held = [name for name in plan["nodes"] if hostvars[name].get("__serve_stopped") and "tail" not in hostvars[name]["__serve_stopped"]]
+    reasons = [f"{', '.join(silent)} did not answer"] if silent else []
+    return "; ".join([*reasons, *([f"the new rank of {', '.join(held)} was not seen to stop"] if held else [])])
+
+
+def adopt_failure(hostvars: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any], host: str) -> str:
+    """What became of a launch script's containers on a node when the new group could not be proven."""
+    stopped = ", ".join((hostvars[host].get("__adopt_again") or {}).get("recorded") or []) or "no container"
+    hindrance = adopt_hindrance(hostvars, plan)
+    if hindrance:
+        outcome = f"{stopped} stays stopped, because {hindrance}"
+        step = "once every node answers, run stop.yml, then adopt.yml with adopt_restore=true"
+    else:
+        outcome, step = f"{stopped} was started again", "mend the reason above, then run adopt.yml again"
+    return f"{host}: the new group of {plan['deployment']}: found no proof, see above; wanted one that answers; {outcome}. Next: {step}. [adopt.not_proven]"
+
+
 class FilterModule:
     """The filters of this file by name."""
 
@@ -101,4 +126,6 @@ class FilterModule:
             "launcher_env": launcher_env,
             "launcher_env_lines": launcher_env_lines,
             "ignored_environment": ignored_environment,
+            "adopt_hindrance": adopt_hindrance,
+            "adopt_failure": adopt_failure,
         }

@@ -11,6 +11,8 @@ import os
 import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils._group_state import SERVING, group_state
+from ansible_collections.sparkops.inference.plugins.module_utils._plan_text import settings_lines, settings_table
+from ansible_collections.sparkops.inference.plugins.plugin_utils._inventory_values import plain
 
 HostVars = t.Mapping[str, t.Any]
 Plan = t.Mapping[str, t.Any]
@@ -141,11 +143,19 @@ def status_document(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
             }
             for entry in state["ranks"]
         ],
+        **(_settings_section(hostvars, plan) if plan["settings"]["status_settings"] else {}),
     }
 
 
-def status_text(hostvars: HostVars, plan: Plan) -> str:
-    """The same for a person."""
+def _settings_section(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
+    """Effective settings, and what role settings found that a start would change on each rank."""
+    unread = {"changes": [], "reason": "cannot be compared: the node was not read"}
+    found = {name: plain(hostvars[name].get("settings_found") or unread) for name in plan["nodes"]}
+    return {"settings": settings_table(plain(plan)), "would_change": found}
+
+
+def status_text(hostvars: HostVars, plan: Plan, settings: bool = False) -> str:
+    """The same for a person; the settings only where they are asked for, and not again in each message."""
     document = status_document(hostvars, plan)
     lines = [f"{document['deployment']}: {document['state']}"]
     lines.extend(f"  {reason}" for reason in document["reasons"])
@@ -156,7 +166,12 @@ def status_text(hostvars: HostVars, plan: Plan) -> str:
     if document["state"] == SERVING:
         endpoint = document["endpoint"]
         lines.append(f"  {endpoint['model']} on port {endpoint['port']} of {endpoint['node']}")
-    return "\n".join(lines)
+    if not settings or "settings" not in document:
+        return "\n".join(lines)
+    for rank, (name, found) in enumerate(document["would_change"].items()):
+        lines.append(f"a start would change on rank {rank} ({name}): {found['reason'] or ('' if found['changes'] else 'nothing')}".rstrip())
+        lines.extend(f"  {change}" for change in found["changes"])
+    return "\n".join([*lines, "effective settings", *settings_lines(plain(plan))[1:]])
 
 
 def troubled_nodes(hostvars: HostVars, plan: Plan) -> list[str]:

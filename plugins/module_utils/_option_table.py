@@ -489,6 +489,12 @@ _LEAD: dict[str, dict[str, t.Any]] = {
         "role": "status",
         "description": "File on the controller that play status also writes its JSON to.",
     },
+    "status_settings": {
+        "kind": "bool",
+        "default": False,
+        "role": "status",
+        "description": "Whether play status also tells each effective setting with the class of its origin, and what a start would change on each rank.",
+    },
     "logs_of": {
         "kind": "str",
         "default": "all",
@@ -634,7 +640,8 @@ _TOOLS: dict[str, dict[str, t.Any]] = {
         "kind": "bool",
         "default": False,
         "role": "adopt",
-        "description": "Whether the containers of a launch script are stopped. None is removed.",
+        "description": "Whether the containers of a launch script are stopped and the new group takes their place. None is removed, and when the new group "
+        "cannot be proven they are started again.",
     },
     "adopt_restore": {
         "kind": "bool",

@@ -61,36 +61,86 @@ def command_text(command: t.Sequence[str]) -> str:
     return " \\\n  ".join(" ".join(line) for line in lines) + "\n"
 
 
+def settings_table(plan: Data) -> dict[str, dict[str, t.Any]]:
+    """Each effective setting as data: C(origin), and C(value) or, where nodes differ, C(values) of each node. Secrets are not in it."""
+    table = {}
+    for name, origin in plan["origins"].items():
+        values = {host: own[name] for host, own in plan["node_settings"].items() if name in own}
+        if name in plan["secrets"]:
+            table[name] = {"origin": origin, "value": "given, not shown" if plan["secrets"][name] else "not given"}
+        elif len({as_text(value) for value in values.values()}) > 1:
+            table[name] = {"origin": origin, "values": values}
+        else:
+            table[name] = {"origin": origin, "value": plan["settings"][name]}
+    return table
+
+
 def settings_lines(plan: Data) -> list[str]:
-    """Each effective setting with the class of its origin."""
-    width = max(len(name) for name in plan["settings"])
+    """The same for a person, those first that somebody has set."""
+    table = settings_table(plan)
+    width = max(len(name) for name in table)
     lines = [f"{plan['deployment']}: profile {plan['profile']} on {', '.join(plan['nodes'])}"]
     for origin in _ORIGINS:
-        names = sorted(name for name, value in plan["origins"].items() if value == origin)
-        lines += [f"  {name.ljust(width)}  {origin.ljust(10)}  {_setting(plan, name)}" for name in names]
+        names = sorted(name for name, entry in table.items() if entry["origin"] == origin)
+        lines += [f"  {name.ljust(width)}  {origin.ljust(10)}  {_value_text(table[name])}" for name in names]
     return lines
 
 
-def _setting(plan: Data, name: str) -> str:
-    if name in plan["secrets"]:
-        return "given, not shown" if plan["secrets"][name] else "not given"
-    values = {host: own[name] for host, own in plan["node_settings"].items() if name in own}
-    if len({as_text(value) for value in values.values()}) > 1:
-        return ", ".join(f"{host}: {shown(value)}" for host, value in values.items())
-    return shown(plan["settings"][name])
+def _value_text(entry: Data) -> str:
+    if "values" in entry:
+        return ", ".join(f"{host}: {shown(value)}" for host, value in entry["values"].items())
+    return shown(entry["value"])
 
 
-def spec_changes(spec: Data, container: Data, template: Data) -> list[str]:
-    """What a start would change in a running container, of what the engine's inspection tells."""
+def spec_changes(spec: Data, container: Data, template: Data, image_id: str | None = None) -> list[str]:
+    """What a start would change in a running container, of what the engine's inspection tells.
+
+    ``image_id`` is the engine's own id of the image that a start would take, empty where it has none yet, None where it was not asked.
+    """
     config = container.get("Config") or {}
-    changes = _argument_changes(_groups(config.get("Cmd") or []), _groups(spec["command"]))
+    changes = []
+    if image_id is not None and container.get("Image") != image_id:
+        changes.append(f"image: {container.get('Image')} -> {image_id or 'not on this node yet'} ({spec['image']})")
+    changes += _changes(_groups(config.get("Cmd") or []), _groups(spec["command"]), "argument ")
     old = dict(pair.split("=", 1) for pair in config.get("Env") or [] if "=" in pair)
     # A variable that the image brings is not ours to miss.
     ours = {name: value for name, value in old.items() if name in spec["env"] or name in template.get("environment", {})}
     changes += _changes(ours, spec["env"], "variable ")
     old_mounts = {mount["Destination"]: mount["Source"] for mount in container.get("Mounts") or []}
     changes += _changes(old_mounts, {mount["target"]: mount["source"] for mount in spec["mounts"]}, "mount ")
-    return changes
+    return changes + _changes(_limits_of(container), _limits(spec), "")
+
+
+def _limits(spec: Data) -> dict[str, str]:
+    """Rights and limits of a spec as texts; shm_size is left out, which the host's own memory namespace makes void."""
+    values = {
+        "capabilities": " ".join(sorted(spec["capabilities"])),
+        "devices": " ".join(sorted(spec["devices"])),
+        "ulimits": " ".join(f"{name}={value}" for name, value in sorted(spec["ulimits"].items())),
+        "gpus": spec["gpus"],
+        "network": spec["network_mode"],
+        "ipc": spec["ipc_mode"],
+        "oom score": spec["oom_score_adj"],
+        "stop timeout": spec["stop_timeout"],
+    }
+    return {name: str(value) for name, value in values.items() if value not in (None, "")}
+
+
+def _limits_of(container: Data) -> dict[str, str]:
+    """The same of a container's inspection."""
+    host = container.get("HostConfig") or {}
+    values = {
+        "capabilities": " ".join(sorted(name.removeprefix("CAP_") for name in host.get("CapAdd") or [])),
+        "devices": " ".join(sorted(device["PathOnHost"] for device in host.get("Devices") or [])),
+        "ulimits": " ".join(f"{limit['Name']}={limit['Hard']}" for limit in sorted(host.get("Ulimits") or [], key=lambda limit: limit["Name"])),
+        "gpus": "all" if host.get("DeviceRequests") else None,
+        "network": host.get("NetworkMode"),
+        # An engine's own default is no choice of anybody's.
+        "ipc": None if host.get("IpcMode") in ("private", "shareable") else host.get("IpcMode"),
+        "oom score": host.get("OomScoreAdj") or None,
+        "stop timeout": (container.get("Config") or {}).get("StopTimeout"),
+    }
+    return {name: str(value) for name, value in values.items() if value not in (None, "")}
 
 
 def _groups(command: t.Sequence[str]) -> dict[str, str]:
@@ -104,10 +154,6 @@ def _groups(command: t.Sequence[str]) -> dict[str, str]:
         else:
             groups[name].append(item)
     return {name: shlex.join(items) for name, items in groups.items()}
-
-
-def _argument_changes(old: Data, new: Data) -> list[str]:
-    return _changes(old, new, "argument ")
 
 
 def _changes(old: Data, new: Data, kind: str) -> list[str]:

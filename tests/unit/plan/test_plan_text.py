@@ -50,15 +50,27 @@ def test_settings_are_printed_with_their_origin() -> None:
 
 def inspected(spec: dict[str, t.Any]) -> dict[str, t.Any]:
     return {
-        "Config": {"Cmd": spec["command"], "Env": ["PATH=/usr/bin", *(f"{name}={value}" for name, value in spec["env"].items())]},
+        "Image": "sha256:one",
+        "HostConfig": {
+            "CapAdd": [f"CAP_{name}" for name in spec["capabilities"]],
+            "Devices": [{"PathOnHost": path, "PathInContainer": path} for path in spec["devices"]],
+            "Ulimits": [{"Name": name, "Hard": value, "Soft": value} for name, value in spec["ulimits"].items()],
+            "DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}] if spec["gpus"] else None,
+            "NetworkMode": spec["network_mode"], "IpcMode": spec["ipc_mode"] or "private", "OomScoreAdj": spec["oom_score_adj"] or 0,
+        },
+        "Config": {
+            "Cmd": spec["command"], "Env": ["PATH=/usr/bin", *(f"{name}={value}" for name, value in spec["env"].items())],
+            "StopTimeout": spec["stop_timeout"],
+        },
         "Mounts": [{"Source": mount["source"], "Destination": mount["target"]} for mount in spec["mounts"]],
     }
 
 
-def test_nothing_changes() -> None:
-    plan = planned("glm_53_flash_exl3")
+@pytest.mark.parametrize("profile", ["glm_53_flash_exl3", "deepseek_v41_flash_exl3", "lab_tiny"])
+def test_nothing_changes(profile: str) -> None:
+    plan = planned(profile)
     for spec in specs(plan):
-        assert filters.spec_changes(spec, inspected(spec), plan) == []
+        assert filters.spec_changes(spec, inspected(spec), plan, "sha256:one") == []
     assert filters.spec_changes(specs(plan)[0], None, plan) == []
 
 
@@ -73,6 +85,24 @@ def test_what_would_change_is_named() -> None:
     assert any(change.startswith("mount /model: /data1/weights/") for change in changes)
     # What the image brings is not ours.
     assert not any("PATH" in change for change in changes)
+
+
+def test_another_image_right_or_limit_is_named() -> None:
+    plan = planned("glm_53_flash_exl3")
+    spec = specs(plan)[0]
+    found = inspected(spec)
+    found["HostConfig"].update(CapAdd=None, Devices=[], Ulimits=None, DeviceRequests=None, OomScoreAdj=0, IpcMode="private")
+    assert filters.spec_changes(spec, inspected(spec), plan, "") == [f"image: sha256:one -> not on this node yet ({spec['image']})"]
+    changes = filters.spec_changes(spec, found, plan, "sha256:two")
+    assert changes == [
+        f"image: sha256:one -> sha256:two ({spec['image']})",
+        "capabilities: absent -> IPC_LOCK",
+        "devices: absent -> /dev/infiniband",
+        "gpus: absent -> all",
+        "ipc: absent -> host",
+        "oom score: absent -> 1000",
+        "ulimits: absent -> memlock=-1 stack=67108864",
+    ]
 
 
 # -- vector files ----------------------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ def test_prove_says_when_nobody_answers():
 
 
 PLAN = {"deployment": "lab_tiny", "profile": "lab_tiny", "nodes": NODES, "head": "a", "ranks": 2, "addresses": {"a": "1.1.1.1", "b": "1.1.1.2"},
-        "api": {"port": 8888, "key": "generated"}, "served_model_name": "tiny"}
+        "api": {"port": 8888, "key": "generated"}, "served_model_name": "tiny", "settings": {"status_settings": False}}
 SPEC = {"name": "lab_tiny-rank0", "labels": {"sparkops.spec": "sa", "sparkops.group": "g"}, "stop_timeout": 60}
 
 
@@ -238,6 +238,31 @@ def test_status_document_and_text_agree():
     missing["b"] = {}
     assert filters.status_document(missing, PLAN)["state"] == "half"
     assert "may still run" in filters.status_text(missing, PLAN)
+
+
+def test_status_tells_settings_and_what_a_start_would_change_when_asked():
+    assert "settings" not in filters.status_document(hostvars(), PLAN)
+    plan = {
+        **PLAN, "settings": {"status_settings": True, "serve_port": 8888, "serve_api_key": "hunter2", "weights_root": None},
+        "origins": {"status_settings": "extra vars", "serve_port": "profile", "serve_api_key": "inventory", "weights_root": "inventory"},
+        "secrets": {"serve_api_key": True}, "node_settings": {"a": {"weights_root": "/one"}, "b": {"weights_root": "/two"}},
+    }
+    found = hostvars()
+    found["a"]["settings_found"] = {"changes": ["argument --max-num-seqs: 4 -> 3"], "reason": ""}
+    document = filters.status_document(found, plan)
+    assert document["settings"]["serve_port"] == {"origin": "profile", "value": 8888}
+    assert document["settings"]["weights_root"] == {"origin": "inventory", "values": {"a": "/one", "b": "/two"}}
+    assert document["would_change"]["a"]["changes"] == ["argument --max-num-seqs: 4 -> 3"]
+    lines = filters.status_text(found, plan, settings=True).splitlines()
+    assert len(filters.status_text(found, plan).splitlines()) == 4
+    assert lines[lines.index("a start would change on rank 0 (a):") + 1] == "  argument --max-num-seqs: 4 -> 3"
+    # A node that was not read is told as one, never as one without changes.
+    assert "a start would change on rank 1 (b): cannot be compared: the node was not read" in lines
+    words = [line.split() for line in lines[lines.index("effective settings") + 1:]]
+    assert ["status_settings", "extra", "vars", "true"] in words and ["serve_port", "profile", "8888"] in words
+    assert "hunter2" not in str(document) + str(lines)
+    found["b"]["settings_found"] = {"changes": [], "reason": ""}
+    assert "a start would change on rank 1 (b): nothing" in filters.status_text(found, plan, settings=True)
 
 
 def test_failure_names_hosts_that_did_not_answer():
