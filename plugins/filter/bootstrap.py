@@ -30,15 +30,21 @@ def peer_names(plan: t.Mapping[str, t.Any], host: str) -> list[str]:
 
 
 def gate_lines(hostvars: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any], host: str) -> list[str]:
-    """The authorized_keys lines of ``host``: each peer may run the gate from its fabric address, and nothing else."""
+    """The authorized_keys lines of ``host``: each peer may run the gate from its fabric addresses, and nothing else."""
     own = hostvars[host]["spark_node"]
     # sshd gives the command to the account's shell.
     words = [own["python"]["executable"], f"{own['libexec']}/node_gate.py", own["state_root"], own["weights_root"]]
     command = " ".join(shlex.quote(word) for word in words)
     return [
-        f'restrict,from="{plan["addresses"][name]}",command="{command}" {hostvars[name]["spark_node"]["key"]["public"]}'
+        f'restrict,from="{",".join(fabric_addresses(plan, name))}",command="{command}" {hostvars[name]["spark_node"]["key"]["public"]}'
         for name in peer_names(plan, host)
     ]
+
+
+def fabric_addresses(plan: t.Mapping[str, t.Any], name: str) -> list[str]:
+    """Every address that a node may connect from over the fabric: a copy over several rails uses them all."""
+    rails = plan.get("node_settings", {}).get(name, {}).get("weight_sync_rails") or []
+    return list(dict.fromkeys([plan["addresses"][name], *rails]))
 
 
 def known_host_lines(hostvars: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any], host: str) -> list[str]:

@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import typing as t
 
+from ansible_collections.sparkops.inference.plugins.module_utils import _sync_method
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import format_refusals
+
+HostVars = t.Mapping[str, t.Any]
+Plan = t.Mapping[str, t.Any]
+
 
 def sync_sources(hostvars: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any], host: str) -> list[dict[str, t.Any]]:
     """Nodes that ``host`` reads from: in a chain the rank before it, and at last always the head.
@@ -18,19 +24,63 @@ def sync_sources(hostvars: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any], h
     rank = nodes.index(host)
     chain = plan["settings"].get("weight_sync_topology", "chain") == "chain"
     names = [nodes[rank - 1]] if chain and rank > 1 and "spark_node" in hostvars[nodes[rank - 1]] else []
-    return [source(hostvars[name], plan, name) for name in [*names, plan["head"]]]
+    return [source(hostvars[name], plan, name, host) for name in [*names, plan["head"]]]
 
 
-def source(facts: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any], name: str) -> dict[str, t.Any]:
-    rails = plan.get("node_settings", {}).get(name, {}).get("weight_sync_rails")
+def rails(plan: Plan, name: str) -> list[str]:
+    """The fabric addresses of a node, one per rail."""
+    return plan.get("node_settings", {}).get(name, {}).get("weight_sync_rails") or [plan["addresses"][name]]
+
+
+def source(facts: t.Mapping[str, t.Any], plan: Plan, name: str, reader: str) -> dict[str, t.Any]:
     node = facts["spark_node"]
     return {
         "node": name,
         "address": plan["addresses"][name],
-        "rails": rails or [plan["addresses"][name]],
+        "rails": rails(plan, name),
+        "clients": list(dict.fromkeys([plan["addresses"][reader], *rails(plan, reader)])),
         "user": node["user"]["name"],
         "root": node["weights_root"],
     }
+
+
+def sync_looks(hostvars: HostVars, plan: Plan) -> dict[str, dict[str, t.Any]]:
+    """What module sync_info said on each rank of this run, with the rights that become gives there."""
+    found = {}
+    for name in plan["nodes"]:
+        info = (hostvars[name].get("__weight_sync_look") or {}).get("info")
+        if info:
+            found[name] = {**info, "root": hostvars[name]["spark_node"]["sudo"] != "none"}
+    return found
+
+
+def sync_choice(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
+    """The method for this run, with the words for it."""
+    settings = plan["settings"]
+    looks = sync_looks(hostvars, plan)
+    wishes = _sync_method.Wishes(
+        method=settings.get("weight_sync_method") or "auto",
+        transport=settings.get("weight_sync_transport") or "ssh",
+        margin=int(settings["weight_sync_space_margin"]),
+        packages=bool(settings.get("weight_sync_packages")),
+    )
+    choice = _sync_method.choose(looks[plan["head"]], [looks[name] for name in plan["nodes"][1:] if name in looks], wishes)
+    return {**choice.as_dict(), "message": format_refusals(choice.refusals) if choice.refusals else ""}
+
+
+def sync_clients(plan: Plan) -> list[str]:
+    """Addresses that the head's export is for: the workers', and nobody else's."""
+    return list(dict.fromkeys(address for name in plan["nodes"][1:] for address in [plan["addresses"][name], *rails(plan, name)] if address))
+
+
+def sync_unreachable(hostvars: HostVars, plan: Plan) -> str:
+    """The problems of all NFS mounts of the group as one text, empty when all servers answer."""
+    return "\n".join(filter(None, ((hostvars[name].get("__weight_sync_probe") or {}).get("message", "") for name in plan["nodes"])))
+
+
+def zfs_watched(plan: Plan, weights_root: str) -> list[str]:
+    """What makes a new snapshot of the head's dataset worthwhile: trees and manifests, not locks and staging."""
+    return [f"{weights_root}/{artefact['directory']}{end}" for artefact in plan["artefacts"] for end in ("", ".manifest.json")]
 
 
 def sync_artefacts(artefacts: t.Sequence[t.Mapping[str, t.Any]], found: t.Sequence[t.Mapping[str, t.Any]]) -> list[dict[str, t.Any]]:
@@ -40,5 +90,14 @@ def sync_artefacts(artefacts: t.Sequence[t.Mapping[str, t.Any]], found: t.Sequen
 
 
 class FilterModule:
+    """Registers the filters."""
+
     def filters(self) -> dict[str, t.Callable[..., t.Any]]:
-        return {"sync_sources": sync_sources, "sync_artefacts": sync_artefacts}
+        return {
+            "sync_sources": sync_sources,
+            "sync_artefacts": sync_artefacts,
+            "sync_choice": sync_choice,
+            "sync_clients": sync_clients,
+            "sync_unreachable": sync_unreachable,
+            "zfs_watched": zfs_watched,
+        }

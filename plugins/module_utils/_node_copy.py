@@ -48,6 +48,8 @@ class Peer(t.NamedTuple):
     key: str
     known_hosts: str
     port: int = 22
+    # Addresses that this node connects from: each rail has its own.
+    clients: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, content: t.Mapping[str, t.Any], key: str, known_hosts: str) -> Peer:
@@ -61,6 +63,7 @@ class Peer(t.NamedTuple):
             key,
             known_hosts,
             int(content.get("port") or 22),
+            tuple(content.get("clients") or ()),
         )
 
     def ssh(self, address: str | None = None) -> list[str]:
@@ -243,7 +246,7 @@ def _rsync_stream(peer: Peer, rail: str, tree: str, files: t.Sequence[File], sin
 @contextlib.contextmanager
 def fabric_session(peer: Peer) -> t.Iterator[tuple[bytes, list[tuple[str, int]]]]:
     """Let the peer listen on its rails for as long as this ssh session lives; the secret comes through ssh."""
-    argv = [*peer.ssh(), shlex.join(["weights-send", *peer.rails])]
+    argv = [*peer.ssh(), shlex.join(["weights-send", *peer.rails, *(["--", *peer.clients] if peer.clients else [])])]
     # The program of a unit has no AnsibleModule to call.
     # pylint: disable-next=ansible-bad-function
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

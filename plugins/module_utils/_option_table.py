@@ -670,8 +670,49 @@ _WEIGHT_SYNC: dict[str, dict[str, t.Any]] = {
         "choices": ["auto", "rsync", "nfs", "zfs"],
         "role": "weight_sync",
         "upstream": ["WEIGHT_SYNC", "NFS_SHARE"],
-        "description": "How the workers get the files of the head. This release has C(rsync); C(auto) takes it and says why, C(nfs) and C(zfs) are "
-        "refused.",
+        "description": "How the workers get the files of the head. C(rsync) copies them, C(zfs) keeps a replica of the head's dataset, C(nfs) mounts "
+        "the head's folders. C(auto) says what fits and takes the first of them that does; any other value is taken or refused.",
+    },
+    "weight_sync_packages": {
+        "kind": "bool",
+        "default": False,
+        "role": "weight_sync",
+        "description": "Whether packages that the method needs are installed: nfs-kernel-server on the head, nfs-common on the workers, zfsutils-linux.",
+    },
+    "weight_sync_zfs_dataset": {
+        "kind": "str",
+        "scope": "node",
+        "role": "weight_sync",
+        "pattern": r"[A-Za-z0-9][A-Za-z0-9_.:-]*(/[A-Za-z0-9][A-Za-z0-9_.:-]*)+",
+        "form": "a dataset below a pool, such as tank/weights",
+        "description": "Dataset of this node for the method C(zfs). On the head it is mounted at C(weights_root); on a worker it is a replica that only "
+        "ever receives. One dataset holds all artefacts.",
+    },
+    "weight_sync_zfs_device": {
+        "kind": "path",
+        "scope": "node",
+        "role": "weight_sync",
+        "description": "Disk on which the pool of C(weight_sync_zfs_dataset) is made when there is none. It must be proven empty.",
+    },
+    "weight_sync_zfs_discard": {
+        "kind": "bool",
+        "default": False,
+        "role": "weight_sync",
+        "description": "Whether content of a replica that the head does not have, or snapshots newer than the one of a rollback, may be given up. "
+        "Without it they are named and nothing is done.",
+    },
+    "weight_sync_zfs_keep": {
+        "kind": "int",
+        "default": 2,
+        "minimum": 1,
+        "maximum": 1000,
+        "role": "weight_sync",
+        "description": "How many snapshots of the collection stay on each node.",
+    },
+    "weight_sync_zfs_snapshot": {
+        "kind": "str",
+        "role": "weight_sync",
+        "description": "Snapshot that play C(zfs_rollback) goes back to, on every node.",
     },
     "weight_sync_policy": {
         "kind": "str",

@@ -4,7 +4,10 @@
 
 # This code is private to the collection: it may change at any time.
 
-"""The program of the sync unit on a worker: find what differs, pull it, prove it, publish the manifest, free the pages."""
+"""The program of the sync unit on a worker: find what differs, pull it, prove it, publish the manifest, free the pages.
+
+With the methods nfs and zfs the files are there already, mounted read-only; then it proves them, and pulls nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ from ansible_collections.sparkops.inference.plugins.module_utils._unit import Pr
 from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import Busy, damaged, note_damage, tree_lock
 
 ATTEMPTS = 3
+# Where the replica of the head's dataset is mounted, below the folder of the trees; each tree is a link into it.
+REPLICA = ".replica"
 # With a chain, the peer before this one gets the files at the same time. It is asked again while it moves.
 PEER_WAIT = 1.0
 PEER_PATIENCE = 20.0
@@ -124,21 +129,33 @@ class SyncJob:
     def refuse(self, name: str, thing: str, found: str, wanted: str, next_step: str) -> Refused:
         return Refused(Refusal(f"sync.{name}", self.node, thing, found, wanted, next_step))
 
+    @property
+    def mounted(self) -> bool:
+        """Whether the files are seen through a mount, and not copied."""
+        return self.request["method"] != "rsync"
+
     def run(self) -> dict[str, t.Any]:
         copies = [Copy(self, item) for item in self.request["artefacts"]]
+        if self.request["method"] == "nfs":
+            threading.Thread(target=self.guard, daemon=True).start()
         with contextlib.ExitStack() as locks:
             for copy in copies:
                 self.lock(locks, copy)
+                self.settle_place(copy)
             if self.request["verify"]:
                 self.verify(copies)
             for copy in copies:
                 self.plan(copy)
             work = [copy for copy in copies if copy.todo or manifests.load(copy.tree) != copy.manifest]
-            if self.request["policy"] == "verify_only" and work:
+            if work and (self.request["policy"] == "verify_only" or any(copy.todo for copy in work if self.mounted)):
                 raise Refused(*(self.missing_refusal(copy) for copy in work))
-            self.check_space(work)
-            for copy in work:
-                self.bring(copy)
+            if self.mounted:
+                for copy in work:
+                    self.accept(copy)
+            else:
+                self.check_space(work)
+                for copy in work:
+                    self.bring(copy)
         return {"changed": bool(work), "artefacts": self.report, "notices": self.notices, "verified": self.request["verify"], "policy": self.request["policy"]}
 
     def lock(self, locks: contextlib.ExitStack, copy: Copy) -> None:
@@ -146,6 +163,53 @@ class SyncJob:
             locks.enter_context(tree_lock(copy.tree))
         except Busy as exc:
             raise self.refuse("busy", f"tree {copy.tree}", f"another writer ({exc})", "one writer at a time", "wait for it, or stop it") from None
+
+    def guard(self) -> None:
+        """A read from a dead server never returns, so the whole program ends when nothing moves."""
+        last, moved = None, time.monotonic()
+        limit = self.request["stall_seconds"]
+        while True:
+            time.sleep(0.5)
+            seen = (self.progress.phase, self.progress.done)
+            if seen != last:
+                last, moved = seen, time.monotonic()
+            elif time.monotonic() - moved > limit:
+                break
+        server = self.peers[-1].address
+        found = Refusal(
+            "sync.nfs_dead",
+            self.node,
+            f"NFS server {server}",
+            f"no byte for {limit} s ({self.progress.phase})",
+            "a server that answers",
+            "bring it back, then run again",
+        )
+        manifests.write_json(self.request["result"], {"ok": False, "refusals": [found.as_dict()], "run_id": self.request["run_id"]})
+        os._exit(1)
+
+    def settle_place(self, copy: Copy) -> None:
+        """A tree is a folder of this node, except that of a replica, which is a link into its mount."""
+        if self.request["method"] != "zfs":
+            if os.path.islink(copy.tree):
+                os.unlink(copy.tree)
+            return
+        wanted = os.path.relpath(os.path.join(self.root, REPLICA, copy.directory), os.path.dirname(copy.tree))
+        if os.path.islink(copy.tree) and os.readlink(copy.tree) == wanted:
+            return
+        try:
+            if os.path.islink(copy.tree):
+                os.unlink(copy.tree)
+            elif os.path.isdir(copy.tree):
+                os.rmdir(copy.tree)
+        except OSError as exc:
+            raise self.refuse(
+                "zfs_local_copy",
+                f"tree {copy.tree}",
+                f"a copy of its own ({exc.strerror})",
+                "an empty place for the link into the replica",
+                "remove that copy, or keep the method rsync",
+            ) from None
+        os.symlink(wanted, copy.tree)
 
     # Planning
 
@@ -163,7 +227,8 @@ class SyncJob:
                     f"{copy.name}: {copy.tree}/{item.path}",
                     item.text,
                     "the file of the manifest",
-                    "run the sync play without the verify tag: it brings only this file",
+                    "run the weights play with the tag verify: the file is the head's" if self.mounted
+                    else "run the sync play without the verify tag: it brings only this file",
                 )
                 for item in problems
             ]
@@ -173,9 +238,11 @@ class SyncJob:
     def plan(self, copy: Copy) -> None:
         """Files that lack or differ. What this node's own manifest proves is not read again."""
         files = copy.manifest.files
-        bad = {item.path for item in manifests.check_sizes(copy.tree, files)} | damaged(copy.tree)
+        noted = damaged(copy.tree)
+        # Behind a mount the head mends a damaged file, so it is read again; an own copy of it is brought anew.
+        bad = {item.path for item in manifests.check_sizes(copy.tree, files)} | (set() if self.mounted else noted)
         own = manifests.load(copy.tree)
-        proven = {file.path for file in own.files if file in files} if own and self.request["policy"] != "force" else set()
+        proven = {file.path for file in own.files if file in files} - noted if own and self.request["policy"] != "force" else set()
         unproven = [file for file in files if file.path not in bad and file.path not in proven]
         if unproven:
             self.progress.begin("check", sum(file.size for file in unproven), f"{copy.name}: hashing files that are already there")
@@ -191,7 +258,7 @@ class SyncJob:
             f"{copy.name} in {copy.tree}",
             f"{len(copy.todo)} files missing or different ({names})",
             "the full manifest",
-            "set weight_sync_policy to auto, which copies them",
+            "run the weights play with the tag verify, then the sync play" if self.mounted else "set weight_sync_policy to auto, which copies them",
         )
 
     def check_space(self, work: t.Sequence[Copy]) -> None:
@@ -216,6 +283,15 @@ class SyncJob:
         self.notices.append(text)
 
     # Copying
+
+    def accept(self, copy: Copy) -> None:
+        """Every file was read and has its hash: say so beside the mount, which is this node's own disk."""
+        self.check_headers(copy)
+        manifests.save(copy.tree, copy.manifest)
+        note_damage(copy.tree, ())
+        self.progress.begin("evict", message="giving the read pages back")
+        evict([os.path.join(copy.tree, file.path) for file in copy.manifest.files])
+        self.report[copy.name] = {"files": len(copy.manifest.files), "bytes": 0, "seconds": 0.0, "transport": self.request["method"]}
 
     def bring(self, copy: Copy) -> None:
         files, total = list(copy.todo), sum(file.size for file in copy.todo)

@@ -15,6 +15,7 @@ extends_documentation_fragment:
   - sparkops.inference.node.read_only
 description:
   - Compares the trees of a deployment with their manifests, by size and file type. Takes well under a second.
+  - A tree on an NFS mount is looked at only after its server has answered; a server that does not answer in time is refused by its address.
   - Reads nothing but file metadata, the manifests and, with O(headers), the headers of the safetensors files.
 options:
   artefacts:
@@ -91,6 +92,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _safetensors
+from ansible_collections.sparkops.inference.plugins.module_utils._limited import refuse_dead
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import Manifest
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
 from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import Artefact, look
@@ -131,6 +133,9 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    dead = refuse_dead(module.params["node"], module.params["weights_root"])
+    if dead:
+        module.fail_json(msg=format_refusals(dead), refusals=[item.as_dict() for item in dead], artefacts=[], complete=False)
     artefacts = [info(item, module.params["weights_root"], module.params["headers"]) for item in module.params["artefacts"]]
     lacking = [item for item in artefacts if not item["complete"]]
     if lacking and module.params["required"]:

@@ -90,6 +90,7 @@ import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.sparkops.inference.plugins.module_utils import _mounts
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import (
     DockerApi,
     DockerError,
@@ -263,6 +264,8 @@ def node(module: AnsibleModule, api: DockerApi) -> dict[str, t.Any]:
         "state_dir": os.path.join(state["path"], params["deployment"]),
         "state_dir_exists": os.path.isdir(os.path.join(state["path"], params["deployment"])),
         "weights_root": weights_root,
+        # From the mount table alone: a look at such a mount may never come back.
+        "network_mounts": [mount.path for mount in _mounts.network_mounts(_mounts.read(params["proc_root"]), weights_root)],
         "libexec": libexec,
         "libexec_sha256": sha256_of_files(libexec),
         "host_keys": host_keys(module),

@@ -54,10 +54,12 @@ options:
     type: path
     required: true
   method:
-    description: How files are brought. This release has V(rsync).
+    description:
+      - V(rsync) copies the files.
+      - With V(nfs) and V(zfs) they are mounted already; they are proven, and nothing is copied.
     type: str
-    choices: [auto, rsync, nfs, zfs]
-    default: auto
+    choices: [rsync, nfs, zfs]
+    default: rsync
   policy:
     description:
       - V(auto) copies what is missing or different.
@@ -205,7 +207,7 @@ import os
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import _manifest, _sync_job, _unit, _weights_state
+from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _manifest, _sync_job, _unit, _weights_state
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 
 # Passed on to the job as they are.
@@ -216,6 +218,7 @@ JOB_OPTIONS = (
     "sources",
     "key",
     "known_hosts",
+    "method",
     "policy",
     "verify",
     "transport",
@@ -224,8 +227,6 @@ JOB_OPTIONS = (
     "space_margin",
     "reserve",
 )
-METHOD_NOTICE = "method rsync: files lie on each node's own disk, and nothing else is needed; nfs and zfs are not in this release"
-
 
 class Sync(_unit.LongModule):
     """State of this worker's copies, and the job that mends it."""
@@ -249,10 +250,6 @@ class Sync(_unit.LongModule):
 
     def refusals(self, lacking: t.Sequence[dict[str, t.Any]]) -> list[Refusal]:
         found = []
-        if self.params["method"] in ("nfs", "zfs"):
-            found.append(
-                self.refusal("method", f"weight_sync_method {self.params['method']}", "not in this release", "auto or rsync", "set weight_sync_method to auto")
-            )
         if lacking:
             found += [self.head_refusal(item["name"]) for item in self.params["artefacts"] if not item.get("manifest") and not self.module.check_mode]
             found += self.incomplete_refusals(lacking)
@@ -297,6 +294,10 @@ class Sync(_unit.LongModule):
         return request
 
     def present(self) -> dict[str, t.Any]:
+        # Even a look at a tree would hang on a mount whose server is gone.
+        dead = _limited.refuse_dead(self.node, self.params["weights_root"])
+        if dead:
+            self.fail(dead)
         outcome = self.earlier()
         state = self.look()
         lacking = [item for item in state if not item["complete"]]
@@ -315,10 +316,7 @@ class Sync(_unit.LongModule):
         return self.answer(self.look(), outcome)
 
     def answer(self, state: t.Sequence[dict[str, t.Any]], outcome: t.Mapping[str, t.Any] | None, **more: t.Any) -> dict[str, t.Any]:
-        result = self.result(state, outcome, method="rsync", **more)
-        if self.params["method"] == "auto" and result["changed"]:
-            result["notices"] = [METHOD_NOTICE, *result["notices"]]
-        return result
+        return self.result(state, outcome, method=self.params["method"], **more)
 
 
 def main() -> None:
@@ -330,7 +328,7 @@ def main() -> None:
             "sources": {"type": "list", "elements": "dict", "required": True},
             "key": {"type": "path", "required": True, "no_log": False},
             "known_hosts": {"type": "path", "required": True},
-            "method": {"type": "str", "choices": ["auto", "rsync", "nfs", "zfs"], "default": "auto"},
+            "method": {"type": "str", "choices": ["rsync", "nfs", "zfs"], "default": "rsync"},
             "policy": {"type": "str", "choices": ["auto", "verify_only", "force"], "default": "auto"},
             "verify": {"type": "bool", "default": False},
             "transport": {"type": "str", "choices": ["ssh", "fabric"], "default": "ssh"},

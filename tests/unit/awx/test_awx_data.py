@@ -39,6 +39,8 @@ NOT_OFFERED = {
     "memory": "preflight and doctor report the same",
     "render": "writes files on the controller, which a job's container loses",
     "serve": "a part of bring-up, tag serve",
+    "share": "sync does the same; the recovery after a server's failure is for somebody who has looked at it",
+    "zfs_rollback": "goes back to a snapshot that somebody has to look up on the head",
 }
 
 

@@ -63,7 +63,8 @@ class Group:
         content = {
             "artefacts": [{"name": "model", "directory": DIRECTORY, "manifest": self.manifest.as_dict()}], "weights_root": str(self.root / node / "weights"),
             "state_dir": str(folder), "node": node, "sources": [self.source(name, rails) for name in sources], "key": "/dev/null", "known_hosts": "/dev/null",
-            "policy": "auto", "verify": False, "transport": "ssh", "streams": 3, "stall_seconds": 5, "space_margin": 0, "reserve": [], "run_id": "test",
+            "method": "rsync", "policy": "auto", "verify": False, "transport": "ssh", "streams": 3, "stall_seconds": 5, "space_margin": 0,
+            "reserve": [], "run_id": "test",
             "result": str(folder / "result.json"), "progress": str(folder / "progress.json"), **options,
         }  # fmt: skip
         (folder / "request.json").write_text(json.dumps(content))
@@ -319,3 +320,133 @@ def test_failures_are_told_apart(stderr, kind):
     peer = _node_copy.Peer("head", "198.51.100.11", ("198.51.100.11",), "alice", "/w", "/k", "/h")
     error = peer.explain(stderr, 255)
     assert error.kind == kind and error.text
+
+
+# --- files behind a mount --------------------------------------------------------------------------------------
+
+
+def replica_of_the_head(group) -> pathlib.Path:
+    """Where a received dataset would be mounted."""
+    place = group.root / "worker/weights" / _sync_job.REPLICA
+    shutil.copytree(group.root / "head/weights", place)
+    return place
+
+
+def mounted_tree(group) -> pathlib.Path:
+    """Stands for the mounted folder of the head: the same files at the tree's own place."""
+    shutil.copytree(group.tree("head"), group.tree("worker"))
+    return group.tree("worker")
+
+
+def test_a_mounted_folder_is_proven_and_nothing_is_copied(group):
+    mounted_tree(group)
+    result = group.run(method="nfs")
+    assert result["ok"] and result["changed"] and group.same() and not group.log.exists()
+    assert not group.run(method="nfs")["changed"]
+
+
+def test_a_replica_is_linked_and_proven(group):
+    replica_of_the_head(group)
+    result = group.run(method="zfs")
+    assert result["ok"] and group.same() and group.tree("worker").is_symlink() and not group.log.exists()
+    assert not os.path.isabs(os.readlink(group.tree("worker")))
+    assert not group.run(method="zfs")["changed"]
+
+
+def test_a_mount_that_shows_less_than_the_manifest_is_no_success(group):
+    (mounted_tree(group) / SHARD).unlink()
+    refusal = group.refused(method="nfs")
+    assert refusal["id"] == "sync.incomplete" and SHARD in refusal["found"]
+    assert manifests.load(str(group.tree("worker"))) is None
+
+
+def test_a_mount_with_another_byte_is_found_and_the_heads_repair_is_seen(group):
+    tree = mounted_tree(group)
+    group.run(method="nfs")
+    good = (tree / SHARD).read_bytes()
+    damage(tree / SHARD)
+    refusal = group.refused(method="nfs", verify=True)
+    assert refusal["id"] == "sync.damaged" and "weights play" in refusal["next_step"]
+    # Still damaged: the next run reads that file again, although its manifest is there.
+    assert group.refused(method="nfs")["id"] == "sync.incomplete"
+    (tree / SHARD).write_bytes(good)
+    assert group.run(method="nfs")["ok"]
+
+
+def test_a_copy_in_the_links_place_is_never_removed(group):
+    group.run()
+    replica_of_the_head(group)
+    assert group.refused(method="zfs")["id"] == "sync.zfs_local_copy" and group.same()
+
+
+def test_from_a_replica_back_to_copies(group):
+    replica_of_the_head(group)
+    group.run(method="zfs")
+    result = group.run()
+    assert result["ok"] and group.same() and not group.tree("worker").is_symlink()
+
+
+def test_a_read_that_never_returns_ends_with_the_servers_address(group):
+    """What a hard mount does when its server is gone."""
+    mounted_tree(group)
+    group.start(method="nfs", stall_seconds=1).communicate(timeout=60)
+    os.unlink(manifests.manifest_path(str(group.tree("worker"))))
+    code = (
+        f"import sys, time; sys.path.insert(0, {group.code!r}); from {_unit.PACKAGE} import _sync_job; "
+        "_sync_job.manifests.hash_files = lambda *_a, **_k: time.sleep(600); sys.exit(_sync_job.main(sys.argv[1:]))"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code, str(group.root / "worker/state/request.json")], timeout=60, check=False)
+    assert done.returncode == 1 and time.monotonic() - began < 20
+    refusal = _unit.read_json(str(group.root / "worker/state/result.json"))["refusals"][0]
+    assert refusal["id"] == "sync.nfs_dead" and "127.0.0.1" in refusal["thing"]
+
+
+# --- room, counted honestly ------------------------------------------------------------------------------------
+
+MB = 10**6
+
+
+@pytest.mark.parametrize(
+    ("there", "reserve", "fits"),
+    [
+        # 200 MB of room, 120 MB to copy: empty, complete, half there, an archive of 80 MB beside it, the same where the copy is there.
+        ((), 0, True),
+        ((0, 1), 80, True),
+        ((0,), 80, True),
+        ((), 80, False),
+        ((), 60, True),
+        ((0, 1), 200, False),
+    ],
+)
+def test_room_is_asked_for_what_lacks_and_for_what_is_staged_beside_it(group, monkeypatch, there, reserve, fits):
+    names = [f"shard-{number}" for number in range(2)]
+    manifest = Manifest("acme/tiny", COMMIT, tuple(File(name, 60 * MB, "0" * 64) for name in names))
+    request = {
+        "node": "worker", "weights_root": str(group.root / "worker/weights"), "state_dir": str(group.root), "sources": [group.source("head")],
+        "key": "", "known_hosts": "",
+        "method": "rsync", "policy": "auto", "space_margin": 20 * MB,
+        "reserve": [{"path": str(group.root), "size": reserve * MB, "what": "image archive"}] if reserve else [],
+        "artefacts": [{"name": "model", "directory": DIRECTORY, "manifest": manifest.as_dict()}],
+    }  # fmt: skip
+    job = _sync_job.SyncJob(request, _unit.Progress(str(group.root / "progress.json")))
+    tree = group.tree("worker")
+    tree.mkdir(parents=True)
+    for number in there:
+        with open(tree / names[number], "wb") as stream:
+            stream.truncate(60 * MB)
+    manifests.save(str(tree), manifest)
+    # Outside of the manifest, and no part of the sum.
+    with open(tree / "unwanted", "wb") as stream:
+        stream.truncate(10**9)
+    monkeypatch.setattr(manifests, "space", lambda path: manifests.Space(path, 1, 200 * MB))
+    work = _sync_job.Copy(job, request["artefacts"][0])
+    job.plan(work)
+    assert sum(file.size for file in work.todo) == (2 - len(there)) * 60 * MB
+    if fits:
+        job.check_space([work] if work.todo else [])
+        return
+    with pytest.raises(_unit.Refused) as refused:
+        job.check_space([work])
+    text = str(refused.value)
+    assert refused.value.refusals[0].id == "sync.space" and "190.7 MiB free" in text and "image archive" in text and "weights_root" in text

@@ -1,0 +1,139 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This code is private to the collection: it may change at any time.
+
+"""The mount table: pure readers of /proc/PID/mountinfo. Reading it touches no mount, so it never hangs."""
+
+from __future__ import annotations
+
+import os
+import re
+import typing as t
+
+NETWORK_TYPES = ("nfs", "nfs4")
+ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(t.NamedTuple):
+    """One line of the table. ``options`` are those of the mount and of its filesystem."""
+
+    path: str
+    type: str
+    source: str
+    options: tuple[str, ...]
+    device: str
+
+    @property
+    def server(self) -> str:
+        """The address that an NFS mount talks to, which its source may name otherwise."""
+        return self.option("addr") or self.source.partition(":/")[0]
+
+    def option(self, name: str) -> str | None:
+        """The value of an option, empty for a plain word, None when it is not set."""
+        for option in self.options:
+            key, _equals, value = option.partition("=")
+            if key == name:
+                return value
+        return None
+
+
+def unescape(text: str) -> str:
+    return ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+def parse(text: str) -> list[Mount]:
+    """Mounts in the order in which they were made, from mountinfo's text."""
+    found = []
+    for line in text.splitlines():
+        front, separator, back = line.partition(" - ")
+        left, right = front.split(" "), back.split(" ")
+        if not separator or len(left) < 6 or len(right) < 3:
+            continue
+        options = dict.fromkeys([*left[5].split(","), *right[2].split(",")])
+        # The filesystem's "rw" says nothing when this mount of it is "ro".
+        if "ro" in left[5].split(","):
+            options.pop("rw", None)
+        found.append(Mount(unescape(left[4]), right[0], unescape(right[1]), tuple(options), left[2]))
+    return found
+
+
+def read(proc_root: str = "/proc", process: str = "self") -> list[Mount]:
+    try:
+        with open(os.path.join(proc_root, process, "mountinfo"), encoding="utf-8", errors="surrogateescape") as stream:
+            return parse(stream.read())
+    except OSError:
+        return []
+
+
+def below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def holding(mounts: t.Sequence[Mount], path: str) -> Mount | None:
+    """The mount that a path lies on: the deepest, and of several at one place the last."""
+    best = None
+    for mount in mounts:
+        if below(path, mount.path) and (best is None or len(mount.path) >= len(best.path)):
+            best = mount
+    return best
+
+
+def at(mounts: t.Sequence[Mount], path: str) -> Mount | None:
+    """The visible mount whose root is exactly this path."""
+    found = holding(mounts, path)
+    return found if found and found.path == path else None
+
+
+def network_mounts(mounts: t.Sequence[Mount], root: str) -> list[Mount]:
+    """NFS mounts at or below a folder, and the one that holds it."""
+    holder = holding(mounts, root)
+    places = {mount.path: mount for mount in mounts if below(mount.path, root)}
+    if holder:
+        places[holder.path] = holder
+    return [mount for _path, mount in sorted(places.items()) if mount.type in NETWORK_TYPES]
+
+
+class User(t.NamedTuple):
+    """A process that keeps a mount of another namespace, such as a container's."""
+
+    pid: int
+    name: str
+    container: str
+
+
+def users(mount: Mount, proc_root: str = "/proc") -> list[User]:
+    """Other mount namespaces that hold the same filesystem: unmounting it here would not free it there."""
+    own = namespace(proc_root, "self")
+    seen, found = {own}, []
+    for pid in sorted((entry for entry in os.listdir(proc_root) if entry.isdigit()), key=int):
+        place = namespace(proc_root, pid)
+        if place in seen or place is None:
+            continue
+        seen.add(place)
+        if any(other.type == mount.type and other.source == mount.source and other.device == mount.device for other in read(proc_root, pid)):
+            found.append(User(int(pid), _text(proc_root, pid, "comm").strip(), container_of(_text(proc_root, pid, "cgroup"))))
+    return found
+
+
+def container_of(cgroup: str) -> str:
+    """The short id of the container that a cgroup file names, empty when it names none."""
+    match = re.search(r"(?:docker[-/]|libpod-|cri-containerd-)([0-9a-f]{12})[0-9a-f]{52}", cgroup)
+    return match[1] if match else ""
+
+
+def namespace(proc_root: str, pid: str) -> str | None:
+    """Identity of a process's mount namespace, None when this account may not see it."""
+    try:
+        return os.readlink(os.path.join(proc_root, pid, "ns/mnt"))
+    except OSError:
+        return None
+
+
+def _text(proc_root: str, pid: str, name: str) -> str:
+    try:
+        with open(os.path.join(proc_root, pid, name), encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""

@@ -1,0 +1,304 @@
+#!/usr/bin/python
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nfs_export
+short_description: Give model folders to named clients, read-only, and read the server's table back
+version_added: 0.1.0
+author:
+  - The sparkops.inference authors (@sparkops)
+description:
+  - Keeps one file of its own in C(/etc/exports.d), with one line for each folder and client. Exports of others are never touched.
+  - Uses the kernel's own server. Another server on the port, or one inside a container, is refused by name.
+  - Needs root.
+attributes:
+  check_mode:
+    support: full
+    description: Says whether the file, the service, or the table would change.
+  diff_mode:
+    support: full
+    description: Shows the file before and after.
+  idempotent:
+    support: full
+    description: A table that is as wanted is left alone.
+options:
+  deployment:
+    description: Name of the deployment. It names the file.
+    type: str
+    required: true
+  node:
+    description: Inventory name of the node, for messages.
+    type: str
+    required: true
+  trees:
+    description: Folders to give away, and nothing else.
+    type: list
+    elements: path
+    default: []
+  clients:
+    description: Address of each client. An empty list is refused, a name or a network too.
+    type: list
+    elements: str
+    default: []
+  state:
+    description: V(absent) takes the exports of the deployment away.
+    type: str
+    choices: [present, absent]
+    default: present
+  exports_dir:
+    description: Folder of the exports files.
+    type: path
+    default: /etc/exports.d
+  proc_root:
+    description: Where the kernel shows processes.
+    type: path
+    default: /proc
+"""
+
+EXAMPLES = r"""
+- name: Give the model folder to the other Spark
+  sparkops.inference.nfs_export:
+    deployment: sparks
+    node: spark-1
+    trees: [/var/lib/sparkops/weights/acme--tiny/0123456789012345678901234567890123456789]
+    clients: [198.51.100.12]
+  become: true
+"""
+
+RETURN = r"""
+exports:
+  description: Lines of the server's table that belong to the folders.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - {path: /var/lib/sparkops/weights/acme--tiny/0123, client: 198.51.100.12, options: [ro, root_squash]}
+refusals:
+  description: Every reason not to go on.
+  returned: on refusal
+  type: list
+  elements: dict
+"""
+
+import os
+import stat
+import tempfile
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.sparkops.inference.plugins.module_utils import _mounts, _nfs_plan
+from ansible_collections.sparkops.inference.plugins.module_utils._nfs_plan import PORT, Export
+from ansible_collections.sparkops.inference.plugins.module_utils._node import parse_listening_inodes
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+
+SERVICE = "nfs-server.service"
+# The program that answers mount requests; where it runs tells whose server the kernel's threads serve.
+MOUNT_PROGRAM = "rpc.mountd"
+NAMED_FILES = 5
+
+
+def read_text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def foreign_servers(proc_root: str) -> list[str]:
+    """Servers of NFS that are not this host's: user space programs on the port, and the kernel's server run from a container."""
+    own = _mounts.namespace(proc_root, "1")
+    inodes: set[str] = set()
+    for name in ("tcp", "tcp6"):
+        inodes.update(parse_listening_inodes(read_text(os.path.join(proc_root, "net", name)), {PORT}).get(PORT, []))
+    found = []
+    for pid in sorted((entry for entry in os.listdir(proc_root) if entry.isdigit()), key=int):
+        name = read_text(os.path.join(proc_root, pid, "comm")).strip()
+        cgroup = read_text(os.path.join(proc_root, pid, "cgroup"))
+        container = _mounts.container_of(cgroup)
+        where = f", container {container}" if container else ""
+        # A unit of the host may have a mount namespace of its own.
+        elsewhere = name == MOUNT_PROGRAM and _mounts.namespace(proc_root, pid) not in (own, None) and (container or ".service" not in cgroup)
+        if elsewhere or holds(proc_root, pid, inodes):
+            found.append(f"{name} (pid {pid}{where})")
+    return found
+
+
+def holds(proc_root: str, pid: str, inodes: t.Collection[str]) -> bool:
+    """Whether a process holds one of the sockets. The kernel's own server has none that a process holds."""
+    folder = os.path.join(proc_root, pid, "fd")
+    wanted = {f"socket:[{inode}]" for inode in inodes if inode != "0"}
+    try:
+        return bool(wanted) and any(os.readlink(os.path.join(folder, entry)) in wanted for entry in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def unreadable(tree: str) -> list[str]:
+    """What a squashed root, which is nobody here, may not read."""
+    found = []
+    for folder, _folders, names in os.walk(tree):
+        if os.lstat(folder).st_mode & 0o005 != 0o005:
+            found.append(folder)
+        for name in names:
+            status = os.lstat(os.path.join(folder, name))
+            if stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IROTH:
+                found.append(os.path.join(folder, name))
+    return found
+
+
+class Server:
+    """The host's table of exports, and our part of it."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.node = module.params["node"]
+        self.path = os.path.join(module.params["exports_dir"], f"sparkops-{module.params['deployment']}.exports")
+        self.before = read_text(self.path)
+        self.own = _nfs_plan.parse_exports(self.before)
+        self.wanted = (
+            _nfs_plan.wanted_exports(module.params["trees"], module.params["clients"]) if module.params["state"] == "present" else []
+        )
+        self.text = _nfs_plan.exports_text(self.wanted) if self.wanted else ""
+        self.exportfs = module.get_bin_path("exportfs", opt_dirs=["/usr/sbin", "/sbin"])
+
+    def fail(self, refusals: t.Sequence[Refusal]) -> t.NoReturn:
+        self.module.fail_json(msg=format_refusals(refusals), refusals=[item.as_dict() for item in refusals])
+
+    def run(self, *argv: str) -> str:
+        rc, out, err = self.module.run_command(list(argv))
+        if rc:
+            self.fail(
+                [
+                    Refusal(
+                        "sync.nfs_server", self.node, " ".join(argv), (err or out).strip() or f"code {rc}", "the kernel's NFS server at work",
+                        "see journalctl -u nfs-server on the node",
+                    )
+                ]
+            )  # fmt: skip
+        return out
+
+    def table(self) -> list[Export]:
+        return _nfs_plan.parse_exports(self.run(self.exportfs, "-v")) if self.exportfs else []
+
+    def active(self) -> bool:
+        return self.module.run_command(["systemctl", "is-active", "--quiet", SERVICE])[0] == 0
+
+    def enabled(self) -> bool:
+        return self.module.run_command(["systemctl", "is-enabled", "--quiet", SERVICE])[0] == 0
+
+    def refusals(self) -> list[Refusal]:
+        """All that speaks against exporting, before anything is changed."""
+        params = self.module.params
+        found = _nfs_plan.input_refusals(self.node, params["trees"], params["clients"])
+        if not self.exportfs and not self.module.check_mode:
+            found.append(
+                Refusal(
+                    "sync.nfs_server_missing",
+                    self.node,
+                    "program exportfs",
+                    "none",
+                    "package nfs-kernel-server",
+                    "install it, or set weight_sync_packages",
+                )
+            )
+        mounts = _mounts.read(params["proc_root"])
+        found += filter(None, (_nfs_plan.filesystem_refusal(self.node, tree, _mounts.holding(mounts, tree)) for tree in params["trees"]))
+        foreign = _nfs_plan.foreign_refusal(self.node, foreign_servers(params["proc_root"]))
+        found += [foreign] if foreign else []
+        found += _nfs_plan.wide_refusals(self.node, [*self.wanted, *self.own], self.table()) if not found else []
+        for tree in params["trees"]:
+            closed = unreadable(tree)
+            if closed:
+                found.append(
+                    Refusal(
+                        "sync.nfs_mode", self.node, f"tree {tree}",
+                        f"{len(closed)} files or folders that only their owner may read ({', '.join(closed[:NAMED_FILES])})",
+                        "files that everyone may read: a client's root is nobody here", f"chmod -R o+rX {tree}",
+                    )
+                )  # fmt: skip
+        return found
+
+    def write(self) -> None:
+        if not self.text:
+            os.unlink(self.path)
+            return
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=self.module.tmpdir)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(self.text)
+        os.chmod(temporary, 0o644)
+        self.module.atomic_move(temporary, self.path)
+
+    def work(self) -> dict[str, t.Any]:
+        if self.module.params["state"] == "present":
+            refusals = self.refusals()
+            if refusals:
+                self.fail(refusals)
+        changed = self.before != self.text
+        if self.wanted:
+            started = not (self.active() and self.enabled())
+            changed = changed or started or bool(_nfs_plan.readback_problems(self.wanted, self.table()))
+        if changed and not self.module.check_mode:
+            self.apply()
+        result = {"changed": changed, "exports": []}
+        if self.wanted and not self.module.check_mode:
+            result["exports"] = self.read_back()
+        if self.module._diff:
+            result["diff"] = {"before_header": self.path, "after_header": self.path, "before": self.before, "after": self.text}
+        return result
+
+    def apply(self) -> None:
+        if self.before != self.text:
+            self.write()
+        if self.wanted:
+            self.run("systemctl", "enable", "--now", SERVICE)
+        old = _nfs_plan.stale_exports(self.own, self.wanted)
+        there = {(export.path, export.client) for export in self.table()} if old else set()
+        for export in old:
+            if (export.path, export.client) in there:
+                # Only this line: exportfs -r would also take away what others have exported by hand.
+                self.run(self.exportfs, "-u", f"{'[' + export.client + ']' if ':' in export.client else export.client}:{export.path}")
+        if self.wanted:
+            self.run(self.exportfs, "-a")
+
+    def read_back(self) -> list[dict[str, t.Any]]:
+        """What the server really gives, and to whom."""
+        table = self.table()
+        problems = _nfs_plan.readback_problems(self.wanted, table)
+        if problems:
+            self.fail(
+                [
+                    Refusal(
+                        "sync.nfs_readback", self.node, "the server's table (exportfs -v)", "; ".join(problems),
+                        f"the lines of {self.path}, and no others for these folders",
+                        "look for the folders in /etc/exports and in the other files of /etc/exports.d",
+                    )
+                ]
+            )  # fmt: skip
+        paths = {export.path for export in self.wanted}
+        return [{"path": export.path, "client": export.client, "options": sorted(export.options)} for export in table if export.path in paths]
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "deployment": {"type": "str", "required": True},
+            "node": {"type": "str", "required": True},
+            "trees": {"type": "list", "elements": "path", "default": []},
+            "clients": {"type": "list", "elements": "str", "default": []},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "exports_dir": {"type": "path", "default": "/etc/exports.d"},
+            "proc_root": {"type": "path", "default": "/proc"},
+        },
+        supports_check_mode=True,
+    )
+    module.exit_json(**Server(module).work())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+#!/usr/bin/python
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nfs_mount
+short_description: Mount the head's model folders read-only, and never hang on a dead server
+version_added: 0.1.0
+author:
+  - The sparkops.inference authors (@sparkops)
+description:
+  - Each folder of the server is mounted at the same place below the node's own O(root), with the options that the collection has for it.
+  - A mount whose options changed is made anew when nobody uses it, and refused by the user's name otherwise.
+  - Everything that touches a mount runs with a time limit.
+  - The table of filesystems is not this module's work; M(ansible.posix.mount) keeps it.
+  - Needs root.
+attributes:
+  check_mode:
+    support: full
+    description: Says what would be mounted and unmounted.
+  diff_mode:
+    support: none
+    description: RV(steps) say it.
+  idempotent:
+    support: full
+    description: A live mount with the wanted options is left alone.
+options:
+  node:
+    description: Inventory name of the node, for messages.
+    type: str
+    required: true
+  server:
+    description: Fabric address of the head. Not needed to unmount.
+    type: str
+    default: ''
+  root:
+    description: Folder of this node that holds the trees.
+    type: path
+    required: true
+  server_root:
+    description: The head's folder that holds the trees. Not needed to unmount.
+    type: path
+    default: /
+  directories:
+    description: The trees, below both roots.
+    type: list
+    elements: str
+    required: true
+  state:
+    description: V(unmounted) takes NFS mounts of the trees away.
+    type: str
+    choices: [mounted, unmounted]
+    default: mounted
+  recover:
+    description: Whether a mount with a stale or broken handle is given up and made anew.
+    type: bool
+    default: false
+  user:
+    description: Account that owns the folders above the mounts. The default is the one that runs the module.
+    type: str
+    default: ''
+  seconds:
+    description: Time for each look at a mount. A mount itself may take four times as long.
+    type: int
+    default: 10
+"""
+
+EXAMPLES = r"""
+- name: Mount the head's folder
+  sparkops.inference.nfs_mount:
+    node: spark-2
+    server: 198.51.100.11
+    root: /var/lib/sparkops/weights
+    server_root: /var/lib/sparkops/weights
+    directories: [acme--tiny/0123456789012345678901234567890123456789]
+  become: true
+"""
+
+RETURN = r"""
+steps:
+  description: What was done, or would be, for each folder.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - {path: /var/lib/sparkops/weights/acme--tiny/0123, action: remount, reason: "nconnect 1, wanted 8"}
+notices:
+  description: What the user should know.
+  returned: always
+  type: list
+  elements: str
+fstab_options:
+  description: Options for the line in the table of filesystems.
+  returned: always
+  type: str
+  sample: nfsvers=4.2,ro,hard,bg,_netdev
+refusals:
+  description: Every reason not to go on.
+  returned: on refusal
+  type: list
+  elements: dict
+"""
+
+import os
+import socket
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _manifest, _mounts, _nfs_plan, _unit
+from ansible_collections.sparkops.inference.plugins.module_utils._mounts import Mount
+from ansible_collections.sparkops.inference.plugins.module_utils._nfs_plan import PORT, Step, Wanted
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+
+CONNECT_SECONDS = 5.0
+
+
+def reachable(server: str) -> str:
+    """An empty text, or why the server's port does not answer."""
+    try:
+        with socket.create_connection((server, PORT), timeout=CONNECT_SECONDS):
+            return ""
+    except OSError as exc:
+        return str(exc)
+
+
+class Client:
+    """The mounts of this node that hold the deployment's trees."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        params = module.params
+        self.node, self.server, self.seconds = params["node"], params["server"], params["seconds"]
+        self.trees = [
+            Wanted(os.path.join(params["root"], item), self.server, os.path.join(params["server_root"], item)) for item in params["directories"]
+        ]
+        self.mounts = _mounts.read()
+        self.program = module.get_bin_path("mount.nfs", opt_dirs=["/usr/sbin", "/sbin"])
+
+    def refusal(self, name: str, thing: str, found: str, wanted: str, next_step: str) -> Refusal:
+        return Refusal(f"sync.{name}", self.node, thing, found, wanted, next_step)
+
+    def fail(self, refusals: t.Sequence[Refusal]) -> t.NoReturn:
+        self.module.fail_json(msg=format_refusals(refusals), refusals=[item.as_dict() for item in refusals])
+
+    def current(self, path: str) -> Mount | None:
+        return _mounts.at(self.mounts, path)
+
+    def plans(self) -> list[tuple[Wanted, Mount | None, Step]]:
+        """What to do about each tree. All mounts are asked at the same time."""
+        present = [(wanted, self.current(wanted.path)) for wanted in self.trees]
+        network = [mount for _wanted, mount in present if mount and mount.type in _mounts.NETWORK_TYPES]
+        states = {mount.path: look.state for mount, look in zip(network, _limited.look_at(network, self.seconds))}
+        ours = {wanted.path for wanted in self.trees}
+        others = [mount for mount in self.mounts if mount.type in _mounts.NETWORK_TYPES and mount.path not in ours]
+        result = []
+        for wanted, mount in present:
+            users = _mounts.users(mount) if mount else []
+            if self.module.params["state"] == "unmounted":
+                result.append((wanted, mount, self.retire(mount, users)))
+            else:
+                state = states.get(wanted.path, "")
+                result.append((wanted, mount, _nfs_plan.plan_mount(wanted, mount, state, users, others, self.module.params["recover"])))
+        return result
+
+    @staticmethod
+    def retire(mount: Mount | None, users: t.Sequence[_mounts.User]) -> Step:
+        if mount is None or mount.type not in _mounts.NETWORK_TYPES:
+            return Step("keep", "")
+        if users:
+            return Step("refuse_used", f"to be unmounted; used by {', '.join(user.name for user in users)}")
+        return Step("unmount", "another method is set")
+
+    def plan_refusals(self, plans: t.Sequence[tuple[Wanted, Mount | None, Step]]) -> list[Refusal]:
+        found = []
+        for wanted, mount, step in plans:
+            thing = f"mount {wanted.path} of {mount.source if mount else wanted.source}"
+            if step.action == "refuse_used":
+                found.append(self.refusal("nfs_used", thing, step.reason, "a mount that nobody uses, to make it anew", "stop the group, then run this again"))
+            elif step.action == "refuse_foreign":
+                found.append(self.refusal("nfs_taken", thing, step.reason, "an empty folder or our own mount", "unmount it, or set weights_root"))
+            elif step.action == "refuse_stale":
+                found.append(
+                    self.refusal("nfs_stale", thing, step.reason, "a handle that the server knows", "run share.yml with the tag recover, which mounts it again")
+                )
+        return found
+
+    def server_refusals(self) -> list[Refusal]:
+        if not self.program and not self.module.check_mode:
+            return [
+                self.refusal("nfs_client_missing", "program mount.nfs", "none", "package nfs-common", "install it, or set weight_sync_packages"),
+            ]
+        why = "" if self.module.check_mode else reachable(self.server)
+        if not why:
+            return []
+        return [
+            self.refusal(
+                "nfs_dead", f"NFS server {self.server} port {PORT}", why, "a server that answers over the fabric",
+                "bring it back; systemctl status nfs-server on the head, and its filter for this port, tell more",
+            )
+        ]  # fmt: skip
+
+    def work(self) -> dict[str, t.Any]:
+        mounting = self.module.params["state"] == "mounted"
+        # Before any look at a mount: a look at a dead server costs its whole time.
+        refusals = self.server_refusals() if mounting else []
+        if refusals:
+            self.fail(refusals)
+        plans = self.plans()
+        refusals = self.plan_refusals(plans)
+        if refusals:
+            self.fail(refusals)
+        notices = []
+        for wanted, mount, step in plans:
+            if self.module.check_mode or step.action == "keep":
+                continue
+            if step.action in ("remount", "unmount"):
+                self.unmount(mount)
+            if step.action in ("mount", "remount"):
+                notices += self.hidden(wanted.path)
+                self.mount(wanted)
+        changed = any(step.action != "keep" for _wanted, _mount, step in plans)
+        if mounting and not self.module.check_mode:
+            notices += self.prove()
+        steps = [{"path": wanted.path, "action": step.action, "reason": step.reason} for wanted, _mount, step in plans]
+        return {"changed": changed, "steps": steps, "notices": notices, "fstab_options": _nfs_plan.fstab_options()}
+
+    def run(self, argv: t.Sequence[str], seconds: int) -> tuple[int, str]:
+        """A program that is killed when its time is over."""
+        rc, out, err = self.module.run_command(["timeout", "--kill-after=5", str(seconds), *argv])
+        return rc, (err or out).strip() or (f"no end within {seconds} s" if rc in (124, 137) else f"code {rc}")
+
+    def unmount(self, mount: Mount) -> None:
+        look = _limited.look_at([mount], self.seconds)[0]
+        # Without its server a mount can only be taken out of the tree; nobody uses it, so nothing stays behind.
+        force = ["--lazy", "--force"] if look.state != "live" else []
+        rc, text = self.run(["umount", *force, mount.path], 4 * self.seconds)
+        if rc:
+            thing = f"mount {mount.path} of {mount.source}"
+            self.fail([self.refusal("nfs_used", thing, text, "a mount that nobody uses", "stop what reads there, then run this again")])
+
+    def hidden(self, path: str) -> list[str]:
+        """What lies in the folder itself cannot be seen below the mount, but takes room."""
+        size = _manifest.bytes_below(path)
+        return [f"{self.node}: {_manifest.gib(size)} of an own copy lie hidden below the mount {path}; they take room and are not used"] if size else []
+
+    def mount(self, wanted: Wanted) -> None:
+        # Its parent will hold the manifest, which the account writes.
+        with _unit.identity(self.module.params["user"]):
+            os.makedirs(wanted.path, exist_ok=True)
+        options = f"{_nfs_plan.mount_options()},retry=0"
+        rc, text = self.run(["mount", "-t", "nfs4", "-o", options, wanted.source, wanted.path], 4 * self.seconds)
+        if rc:
+            self.fail(
+                [
+                    self.refusal(
+                        "nfs_mount", f"mount {wanted.path} of {wanted.source}", text, "a mount with NFS 4.2",
+                        f"run share.yml; on the head exportfs -v shows what {self.node} may see",
+                    )
+                ]
+            )  # fmt: skip
+
+    def prove(self) -> list[str]:
+        """Every mount is there, with its options, and its server answers. Returns what is less than asked for."""
+        self.mounts = _mounts.read()
+        mounts = [self.current(wanted.path) for wanted in self.trees]
+        refusals = [
+            self.refusal("nfs_mount", f"mount {wanted.path}", "not in the mount table", wanted.source, "run share.yml")
+            for wanted, mount in zip(self.trees, mounts)
+            if mount is None
+        ]
+        there = [mount for mount in mounts if mount]
+        refusals += [_limited.refusal(self.node, mount, look) for mount, look in zip(there, _limited.look_at(there, self.seconds)) if look.state != "live"]
+        if refusals:
+            self.fail(refusals)
+        return [
+            f"{self.node}: {mount.path} moves {mount.option('rsize')} bytes at a time, because the server agrees to no more"
+            for mount in there
+            if mount.option("rsize") not in (None, "1048576")
+        ]
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "node": {"type": "str", "required": True},
+            "server": {"type": "str", "default": ""},
+            "root": {"type": "path", "required": True},
+            "server_root": {"type": "path", "default": "/"},
+            "directories": {"type": "list", "elements": "str", "required": True},
+            "state": {"type": "str", "choices": ["mounted", "unmounted"], "default": "mounted"},
+            "recover": {"type": "bool", "default": False},
+            "user": {"type": "str", "default": ""},
+            "seconds": {"type": "int", "default": 10},
+        },
+        supports_check_mode=True,
+    )
+    module.exit_json(**Client(module).work())
+
+
+if __name__ == "__main__":
+    main()

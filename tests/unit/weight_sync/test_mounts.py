@@ -1,0 +1,130 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The mount table, who holds a mount, and looks that may hang."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+import pytest
+from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _mounts
+from ansible_collections.sparkops.inference.plugins.module_utils._mounts import Mount
+
+TREE = "/srv/weights/acme--tiny/c"
+TABLE = rf"""29 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 29 254:1 / /srv rw,relatime shared:2 - ext4 /dev/vdb rw
+31 30 0:57 / {TREE} ro,relatime shared:3 - nfs4 198.51.100.11:{TREE} rw,vers=4.2,hard,addr=198.51.100.11
+32 30 0:58 / /srv/with\040space rw - tmpfs tmpfs rw
+33 29 0:59 / /mnt/home rw,relatime - nfs nas:/home rw,vers=3,addr=192.0.2.9
+a line that is none
+34 30 0:60 / {TREE} ro - nfs4 198.51.100.99:{TREE} ro,vers=4.2,soft,addr=198.51.100.99
+"""
+
+
+def test_the_last_of_two_mounts_at_one_place_is_the_visible_one():
+    assert _mounts.at(_mounts.parse(TABLE), TREE).server == "198.51.100.99"
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [("/etc", "/dev/vda"), ("/srv/x", "/dev/vdb"), ("/srvx", "/dev/vda"), (f"{TREE}/config.json", f"198.51.100.99:{TREE}"), ("/srv/with space/x", "tmpfs")],
+)
+def test_the_deepest_mount_holds_a_path(path, source):
+    assert _mounts.holding(_mounts.parse(TABLE), path).source == source
+
+
+def test_a_read_only_mount_of_a_writable_filesystem_is_read_only():
+    first = next(mount for mount in _mounts.parse(TABLE) if mount.type == "nfs4")
+    assert first.option("ro") == "" and first.option("rw") is None
+
+
+@pytest.mark.parametrize(("root", "count"), [("/srv/weights", 1), ("/srv", 1), ("/mnt/home/alice", 1), ("/etc", 0), ("/", 2), ("/srv/weight", 0)])
+def test_network_mounts_at_below_and_above_a_folder(root, count):
+    assert len(_mounts.network_mounts(_mounts.parse(TABLE), root)) == count
+
+
+def test_a_container_that_holds_a_mount_is_named(tmp_path):
+    own, container, other = "4026531841", "4026532001", "4026532002"
+    for pid, space, lines in (("1", own, TABLE), ("self", own, TABLE), ("40", container, TABLE), ("41", container, TABLE), ("50", other, "")):
+        folder = tmp_path / pid
+        (folder / "ns").mkdir(parents=True)
+        (folder / "ns/mnt").symlink_to(f"mnt:[{space}]")
+        (folder / "mountinfo").write_text(lines)
+        (folder / "comm").write_text("python3\n")
+        (folder / "cgroup").write_text(f"0::/system.slice/docker-{'0123456789ab' + 'c' * 52}.scope\n")
+    mount = _mounts.at(_mounts.parse(TABLE), TREE)
+    assert _mounts.users(mount, str(tmp_path)) == [_mounts.User(40, "python3", "0123456789ab")]
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "container"),
+    [
+        (f"0::/system.slice/docker-{'a' * 64}.scope", "a" * 12),
+        (f"12:memory:/docker/{'b' * 64}", "b" * 12),
+        ("0::/system.slice/nfs-mountd.service", ""),
+    ],
+)
+def test_the_container_of_a_cgroup(cgroup, container):
+    assert _mounts.container_of(cgroup) == container
+
+
+def hang():
+    time.sleep(600)
+
+
+def stale():
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_looks_run_side_by_side_and_end_in_time():
+    began = time.monotonic()
+    answers = _limited.limited([lambda: 1, hang, stale, hang], 1.0)
+    assert time.monotonic() - began < 5
+    assert answers[0] == 1 and answers[2].errno == errno.ESTALE
+    assert all(isinstance(answers[number], _limited.TooLong) for number in (1, 3))
+
+
+def test_no_child_stays_behind():
+    _limited.limited([hang, lambda: 1], 0.2)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_child_that_hangs_holds_no_output(tmp_path):
+    """The controller waits for the end of the output: a child that keeps it open would hold the play."""
+    held = []
+
+    def look():
+        held.extend(os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2))
+        return held
+
+    assert _limited.limited([look])[0] == [os.devnull] * 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (True, "live"),
+        (_limited.TooLong(), "dead"),
+        (OSError(errno.ESTALE, ""), "stale"),
+        (OSError(errno.EIO, ""), "broken"),
+        (OSError(errno.EACCES, ""), "broken"),
+    ],
+)
+def test_the_state_of_a_mount(answer, state, monkeypatch):
+    monkeypatch.setattr(_limited, "limited", lambda looks, seconds: [answer])
+    mount = Mount(TREE, "nfs4", f"198.51.100.11:{TREE}", ("addr=198.51.100.11",), "0:57")
+    look = _limited.look_at([mount], 10)[0]
+    assert look.state == state
+    if state != "live":
+        refusal = _limited.refusal("spark-2", mount, look)
+        assert "198.51.100.11" in refusal.text and refusal.id == ("sync.nfs_stale" if state == "stale" else "sync.nfs_dead")
+
+
+def test_a_folder_without_such_mounts_is_not_asked(monkeypatch):
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("nothing is to be asked"))
+    assert _limited.not_live("/etc") == []
