@@ -14,8 +14,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 
-from sparklab import hub_content, lock, settings
-from sparklab.lab import SHORT_NAMES, Lab
+from sparklab import hub_content, settings
+from sparklab.lab import LOCK, SHORT_NAMES, Lab
 from sparklab.run import LabError
 from sparklab.settings import Paths
 
@@ -84,8 +84,8 @@ def print_json(content: object) -> None:
 
 def change(options: argparse.Namespace, paths: Paths, lab: Lab) -> None:
     """Run a command that changes the lab, alone and as its owner."""
-    with lock.exclusive(options.command):
-        lock.claim(paths)
+    with LOCK.exclusive(options.command):
+        LOCK.claim(paths.cache)
         match options.command:
             case "build":
                 lab.build(vllm=not options.without_vllm)
@@ -99,9 +99,7 @@ def change(options: argparse.Namespace, paths: Paths, lab: Lab) -> None:
                 lab.down()
             case "clean":
                 lab.clean()
-        owner = lock.read_owner()
-        if owner is not None and not owner.live:
-            lock.release()
+        LOCK.release_if_gone()
 
 
 def ask(options: argparse.Namespace, lab: Lab) -> int:

@@ -15,11 +15,12 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sparklab.run import LabError, say, tail
+from sparklab.run import LabError, listening, say, tail, wait_for
 
 
 def boot_id() -> str:
@@ -41,6 +42,7 @@ class Daemons:
 
     def __init__(self, record: Path, logs: Path) -> None:
         self.record = record
+        self._recording = threading.Lock()
         self.logs = logs
 
     def _read(self) -> dict[str, dict]:
@@ -84,10 +86,19 @@ class Daemons:
                                            env={**os.environ, **(environment or {})})
             except FileNotFoundError as error:
                 raise LabError(f"{command[0]} is not installed (tests/setup.sh installs what the lab needs)") from error
-        entries = self._read()
-        entries[name] = {"pid": process.pid, "start": start_ticks(process.pid), "boot": boot_id(), "argv": command, "environment": dict(environment or {})}
-        self._write(entries)
+        entry = {"pid": process.pid, "start": start_ticks(process.pid), "boot": boot_id(), "argv": command, "environment": dict(environment or {})}
+        with self._recording:
+            self._write({**self._read(), name: entry})
         return process.pid
+
+    def ensure_listening(self, name: str, address: tuple[str, int], argv: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
+        """Start a service unless just this one runs already, and wait until it takes connections."""
+        place = f"{address[0]}:{address[1]}"
+        if not self.current(name, argv, environment):
+            self.stop(name)
+            say(f"starting {name} on {place}")
+            self.start(name, argv, environment)
+        wait_for(f"{name} listens on {place}", lambda: listening(*address), 15, explain=lambda: tail(self.log(name)))
 
     def stop(self, name: str, seconds: float = 10) -> None:
         """End a process that this lab started: first politely, then for good."""
@@ -107,9 +118,10 @@ class Daemons:
                     break
             if self.pid(name) is not None:
                 raise LabError(f"{name} (pid {pid}) cannot be ended\n{tail(self.log(name))}")
-        entries = self._read()
-        if entries.pop(name, None) is not None:
-            self._write(entries)
+        with self._recording:
+            entries = self._read()
+            if entries.pop(name, None) is not None:
+                self._write(entries)
 
 
 def reap(pid: int) -> None:

@@ -50,7 +50,7 @@ def ensure(paths: Paths, *, fresh: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, revision in known.items():
             if not (folder / revision).is_dir():
-                _write(folder / revision, name, bulk if name == "bulk" else wanted["revisions"][name])
+                write_revision(folder / revision, name, bulk if name == "bulk" else wanted["revisions"][name])
         if not (folder / "hub.json").exists():
             (folder / "hub.json").write_text(json.dumps(options, indent=2) + "\n")
 
@@ -62,7 +62,7 @@ def _intact(folder: Path, wanted: dict) -> bool:
         hashlib.sha256(path.read_bytes()).hexdigest() == wanted["files"][name]["sha256"] for name, path in found.items())
 
 
-def _write(folder: Path, name: str, wanted: dict) -> None:
+def write_revision(folder: Path, name: str, wanted: dict) -> None:
     """Make a revision and compare each byte with the description before it is served."""
     say(f"making {folder.parent.parent.name}/{folder.parent.name} at {folder.name[:12]} ({name})")
     contents = tiny_model.bulk_files() if name == "bulk" else tiny_model.files(name)

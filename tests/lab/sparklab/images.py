@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import configparser
-import hashlib
 import io
 import json
 import os
@@ -20,14 +19,14 @@ import shlex
 import shutil
 import sys
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sparklab import apt_repo, settings
+from sparklab.debian import debian_tree, stamp, workplace
 from sparklab.docker import Docker
-from sparklab.run import LabError, run, say, succeeds, unmount_below
+from sparklab.run import LabError, run, say, succeeds
 from sparklab.settings import HERE, LABEL, Paths
 
 SUITE = "bookworm"
@@ -86,13 +85,15 @@ STUB_HOOKS = (
 )
 
 
-def stamp(*parts: object) -> str:
-    """Hash a recipe: its words and the content of its files."""
-    digest = hashlib.sha256()
-    for part in parts:
-        content = part.read_bytes() if isinstance(part, Path) else json.dumps(part, sort_keys=True).encode()
-        digest.update(len(content).to_bytes(8, "big") + content)
-    return digest.hexdigest()[:16]
+def stub_stamp(tag: str) -> str:
+    return stamp(SUITE, STUB_PACKAGES, STUB_HOOKS, STUB_START, HERE / "stub_engine.py", tag)
+
+
+def stub_tree(work: Path) -> Path:
+    """Make the stand-in engine's tree as a tar file."""
+    shutil.copyfile(HERE / "stub_engine.py", work / "stub_engine.py")
+    (work / "vllm").write_text(STUB_START)
+    return debian_tree(work / "root.tar", SUITE, STUB_PACKAGES, STUB_HOOKS, work=work, variant="extract")
 
 
 class Images:
@@ -101,28 +102,6 @@ class Images:
     def __init__(self, paths: Paths, docker: Docker) -> None:
         self.paths = paths
         self.docker = docker
-
-    @contextmanager
-    def _workplace(self) -> Iterator[Path]:
-        """Give a folder that is gone afterwards; leftovers of interrupted builds go first."""
-        for old in self.paths.images.glob("work-*"):
-            unmount_below(old)
-            shutil.rmtree(old, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix="work-", dir=self.paths.images) as name:
-            yield Path(name)
-
-    def _mmdebstrap(self, work: Path, variant: str, packages: tuple[str, ...], hooks: tuple[str, ...], suite: str = SUITE) -> Path:
-        """Make a tar file of a Debian tree."""
-        tar = work / "root.tar"
-        if variant == "extract":  # knows only this kind of hook, and leaves the layout of /usr to its caller
-            words = ["--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", *(f"--extract-hook={hook}" for hook in hooks)]
-        else:
-            words = [f"--customize-hook={hook}" for hook in hooks]
-        environment = {**os.environ, "TMPDIR": str(work), "WORK": str(work)}
-        # Nobody needs these trees after a power cut, so packages need not be flushed to the disk one by one.
-        run(["mmdebstrap", "--quiet", "--mode=root", "--dpkgopt=force-unsafe-io", f"--variant={variant}", "--components=main",
-             f"--include={','.join(packages)}", *words, suite, tar], environment=environment)
-        return tar
 
     # Node ---------------------------------------------------------------------------------------------------------
 
@@ -149,7 +128,7 @@ class Images:
 
     def _build_node(self, reference: str, suite: str) -> None:
         say(f"building {reference} (about half a minute)")
-        with self._workplace() as work:
+        with workplace(self.paths.images) as work:
             debs = work / "apt"
             debs.mkdir()
             for name, content in self._node_files(suite).items():
@@ -158,13 +137,13 @@ class Images:
                 path.write_text(content)
                 path.chmod(0o755 if "/sbin/" in name else 0o644)
             if suite == SUITE:
-                tar = self._mmdebstrap(work, "minbase", NODE_PACKAGES, (*OFFER_HOOKS, *NODE_HOOKS))
+                tar = debian_tree(work / "root.tar", SUITE, NODE_PACKAGES, (*OFFER_HOOKS, *NODE_HOOKS), work=work)
                 apt_repo.write_index(debs)
                 if self.apt_folder.exists():
                     shutil.rmtree(self.apt_folder)
                 debs.rename(self.apt_folder)
             else:
-                tar = self._mmdebstrap(work, "minbase", NEWER_PACKAGES, NODE_HOOKS, suite)
+                tar = debian_tree(work / "root.tar", suite, NEWER_PACKAGES, NODE_HOOKS, work=work)
             # systemd from 256 on refuses the older layout of control groups without this variable; older ones do not know it.
             more = [] if suite == SUITE else ["ENV SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"]
             mark = self.node_stamp(suite)
@@ -199,8 +178,8 @@ class Images:
         reference = self._base_reference()
         if self.docker.inspect("image", reference) is None:
             say(f"building {reference}")
-            with self._workplace() as work:
-                tar = self._mmdebstrap(work, "minbase", BASE_PACKAGES, BASE_HOOKS)
+            with workplace(self.paths.images) as work:
+                tar = debian_tree(work / "root.tar", SUITE, BASE_PACKAGES, BASE_HOOKS, work=work)
                 self.docker.import_tree(tar, reference, [f"LABEL {LABEL}=1", 'CMD ["/bin/bash"]'])
         return reference
 
@@ -223,7 +202,7 @@ class Images:
         base = self._ensure_base()
         say(f"building {VLLM_IMAGE} (three to four minutes, most of it pip; log: {self.paths.logs / 'build-vllm.log'})")
         mark = self.vllm_stamp()
-        with self._workplace() as work, self._builder("build-vllm") as builder:
+        with workplace(self.paths.images) as work, self._builder("build-vllm") as builder:
             log = self.paths.logs / "build-vllm.log"
             log.unlink(missing_ok=True)
             run([self.docker.client, "run", "--name", builder, "--label", LABEL, "--network", "host", *pip_passthrough(work),
@@ -264,13 +243,10 @@ class Images:
 
     # Stub ---------------------------------------------------------------------------------------------------------
 
-    def stub_stamp(self, tag: str) -> str:
-        return stamp(SUITE, STUB_PACKAGES, STUB_HOOKS, STUB_START, HERE / "stub_engine.py", tag)
-
     def ensure_stub(self, tag: str) -> str:
         """Return the reference of a stand-in engine image; its tags differ in their last, small layer only."""
         reference = f"{STUB_IMAGE}:{tag}"
-        mark = self.stub_stamp(tag)
+        mark = stub_stamp(tag)
         if self.docker.image_label(reference, STAMP_LABEL) != mark:
             base = self._ensure_stub_base()
             say(f"building {reference}")
@@ -280,15 +256,12 @@ class Images:
 
     def _ensure_stub_base(self) -> str:
         """Make a tree of a few tens of MB: Python, a shell and the stand-in engine."""
-        mark = self.stub_stamp("base")
+        mark = stub_stamp("base")
         reference = f"{LABEL}/stub-base:{mark}"
         if self.docker.inspect("image", reference) is None:
             say(f"building {reference}")
-            with self._workplace() as work:
-                shutil.copyfile(HERE / "stub_engine.py", work / "stub_engine.py")
-                (work / "vllm").write_text(STUB_START)
-                tar = self._mmdebstrap(work, "extract", STUB_PACKAGES, STUB_HOOKS)
-                self.docker.import_tree(tar, reference, [f"LABEL {LABEL}=1", f"LABEL {STAMP_LABEL}={mark}", 'CMD ["/bin/bash"]'])
+            with workplace(self.paths.images) as work:
+                self.docker.import_tree(stub_tree(work), reference, [f"LABEL {LABEL}=1", f"LABEL {STAMP_LABEL}={mark}", 'CMD ["/bin/bash"]'])
         return reference
 
     # Tidying -------------------------------------------------------------------------------------------------------
@@ -296,7 +269,7 @@ class Images:
     def remove_outdated(self) -> None:
         """Remove the images and package folders of older recipes."""
         wanted = {
-            self.node_reference(), self.node_reference(NEWER_SUITE), self._base_reference(), f"{LABEL}/stub-base:{self.stub_stamp('base')}", f"{VLLM_IMAGE}-packages", VLLM_IMAGE,
+            self.node_reference(), self.node_reference(NEWER_SUITE), self._base_reference(), f"{LABEL}/stub-base:{stub_stamp('base')}", f"{VLLM_IMAGE}-packages", VLLM_IMAGE,
             *(f"{STUB_IMAGE}:{tag}" for tag in STUB_TAGS),
         }
         published = {f"{settings.REGISTRY}/{image}" for image in wanted}

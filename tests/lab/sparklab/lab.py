@@ -13,15 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from sparklab import hub_content, images, lock, settings
+from sparklab import hub_content, images, settings
 from sparklab.daemons import Daemons
+from sparklab.debian import stamp
 from sparklab.docker import Docker
 from sparklab.images import Images
+from sparklab.lock import Lock
 from sparklab.nodes import Nodes
-from sparklab.registry import Registry, listening
-from sparklab.run import LabError, say, succeeds, tail, wait_for
+from sparklab.registry import Registry
+from sparklab.run import LabError, say, succeeds
 from sparklab.settings import HERE, Node, Paths
 
+LOCK = Lock(settings.RUN, "tests/lab/lab", "SPARKLAB_CACHE")
 SHORT_NAMES = {"vllm": images.VLLM_IMAGE, **{f"stub:{tag}": f"{images.STUB_IMAGE}:{tag}" for tag in images.STUB_TAGS}, "stub": f"{images.STUB_IMAGE}:1"}
 
 
@@ -74,7 +77,7 @@ class Lab:
     def _publish(self, *, vllm: bool) -> None:
         """See that the registry holds the images."""
         for tag in images.STUB_TAGS:
-            if not self.registry.holds(f"{images.STUB_IMAGE}:{tag}", self.images.stub_stamp(tag)):
+            if not self.registry.holds(f"{images.STUB_IMAGE}:{tag}", images.stub_stamp(tag)):
                 self.registry.push(self.images.ensure_stub(tag))
         if vllm and not self.registry.holds(images.VLLM_IMAGE, self.images.vllm_stamp()):
             self.registry.push(self.images.ensure_vllm())
@@ -82,22 +85,14 @@ class Lab:
     def _ensure_services(self, *, fresh: bool) -> None:
         """Start what the nodes talk to."""
         self.registry.ensure()
-        self._ensure_service("apt", settings.APT_PORT, [
+        self.daemons.ensure_listening("apt", (settings.GATEWAY, settings.APT_PORT), [
             sys.executable, "-m", "http.server", "--bind", settings.GATEWAY, "--directory", self.images.apt_folder, str(settings.APT_PORT)])
         if fresh:
             self.daemons.stop("hub")  # its faults and counters are gone with it
         hub_content.ensure(self.paths, fresh=fresh)
-        self._ensure_service("hub", settings.HUB_PORT, [
+        self.daemons.ensure_listening("hub", (settings.GATEWAY, settings.HUB_PORT), [
             sys.executable, "-B", HERE / "hub.py", "--root", self.paths.hub, "--bind", settings.GATEWAY, "--port", str(settings.HUB_PORT),
-            "--admin-port", str(settings.HUB_ADMIN_PORT)], {"SPARKLAB_STAMP": images.stamp(HERE / "hub.py")})
-
-    def _ensure_service(self, name: str, port: int, argv: list[str | Path], environment: dict[str, str] | None = None) -> None:
-        """Start a service unless just this one runs already."""
-        if not self.daemons.current(name, argv, environment):
-            self.daemons.stop(name)
-            say(f"starting {name} on {settings.GATEWAY}:{port}")
-            self.daemons.start(name, argv, environment)
-        wait_for(f"{name} listens on port {port}", lambda: listening(settings.GATEWAY, port), 15, explain=lambda: tail(self.daemons.log(name)))
+            "--admin-port", str(settings.HUB_ADMIN_PORT)], {"SPARKLAB_STAMP": stamp(HERE / "hub.py")})
 
     def existing_nodes(self) -> list[Node]:
         """List the nodes that have a container."""
@@ -202,7 +197,7 @@ class Lab:
     def status(self) -> dict:
         """Tell everything that a test or a person may want to know; changes nothing."""
         answers = self.docker.answers()
-        owner = lock.read_owner()
+        owner = LOCK.read_owner()
         running = self.daemons.running()
         model = hub_content.description()
         nodes = []

@@ -11,9 +11,10 @@ import ipaddress
 import json
 import secrets
 import shutil
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from sparklab import settings
+from sparklab import settings, ssh
 from sparklab.docker import Docker
 from sparklab.run import LabError, run, say, succeeds, wait_for
 from sparklab.settings import LABEL, Node, Paths
@@ -31,12 +32,11 @@ RUN_FLAGS = (
 )
 
 
-def address_conflicts() -> list[str]:
-    """Name the addresses in the lab's networks that this machine uses otherwise.
+def address_conflicts(networks: Sequence[ipaddress.IPv4Network], ours: Collection[str]) -> list[str]:
+    """Name the addresses in a lab's networks that this machine uses otherwise than on the lab's own interfaces.
 
     Looks at interfaces, routes, fixed host names and name servers: a host may live in a range that no route shows.
     """
-    ours = {settings.MANAGEMENT_BRIDGE, settings.FABRIC_BRIDGE}
     used: list[tuple[str, str]] = []
     for link in json.loads(run(["ip", "-json", "-4", "address"])):
         if link["ifname"] not in ours:
@@ -55,7 +55,7 @@ def address_conflicts() -> list[str]:
             network = ipaddress.IPv4Network(text, strict=False)
         except ValueError:
             continue  # a word of a file that is no address
-        if network.overlaps(settings.MANAGEMENT) or network.overlaps(settings.FABRIC):
+        if any(network.overlaps(one) for one in networks):
             found.append(f"{text} ({where})")
     return sorted(set(found))
 
@@ -85,8 +85,9 @@ class Nodes:
             ],
         }
         missing = {name: words for name, words in wanted.items() if self.docker.inspect("network", name) is None}
-        if missing and (conflicts := address_conflicts()):
-            raise LabError(f"the lab's networks {settings.MANAGEMENT} and {settings.FABRIC} are in use on this machine: {'; '.join(conflicts)}")
+        networks = (settings.MANAGEMENT, settings.FABRIC)
+        if missing and (conflicts := address_conflicts(networks, {settings.MANAGEMENT_BRIDGE, settings.FABRIC_BRIDGE})):
+            raise LabError(f"the lab's networks {' and '.join(map(str, networks))} are in use on this machine: {'; '.join(conflicts)}")
         for name, words in missing.items():
             say(f"network {name}")
             self.docker("network", "create", "--driver", "bridge", "--label", LABEL, *words, name)
@@ -95,8 +96,7 @@ class Nodes:
 
     def ensure_controller_key(self) -> None:
         """Make the key with which the controller logs in to every node."""
-        if not self.paths.ssh_key.exists():
-            run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "sparklab controller", "-f", self.paths.ssh_key])
+        ssh.ensure_key(self.paths.ssh_key, "sparklab controller")
 
     def _write_settings(self, node: Node) -> None:
         """Write what a node is told at each boot: its account, its host key and who may log in.
@@ -105,9 +105,7 @@ class Nodes:
         """
         folder = self.paths.node(node)
         folder.mkdir(parents=True, exist_ok=True)
-        host_key = folder / "ssh_host_ed25519_key"
-        if not host_key.exists():
-            run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"sparklab {node.name}", "-f", host_key])
+        ssh.ensure_key(folder / ssh.HOST_KEY, f"sparklab {node.name}")
         shutil.copyfile(self.paths.ssh_key.with_suffix(".pub"), folder / "authorized_keys")
         (folder / "authorized_keys").chmod(0o644)
         (folder / "node.env").write_text(
@@ -117,11 +115,7 @@ class Nodes:
 
     def write_known_hosts(self, wanted: list[Node]) -> None:
         """Write the host keys of all nodes, so that logins can be strict from the first one on."""
-        lines = []
-        for node in wanted:
-            kind, key = (self.paths.node(node) / "ssh_host_ed25519_key.pub").read_text().split()[:2]
-            lines.append(f"{node.management},{node.name} {kind} {key}")
-        self.paths.known_hosts.write_text("\n".join(lines) + "\n")
+        ssh.write_known_hosts(self.paths.known_hosts, {f"{node.management},{node.name}": self.paths.node(node) for node in wanted})
 
     # Containers ---------------------------------------------------------------------------------------------------
 
@@ -175,11 +169,7 @@ class Nodes:
 
     def ssh_words(self, node: Node, *command: str) -> list[str]:
         """Return the ssh command line for a node, strict about its host key."""
-        return [
-            "ssh", "-F", "/dev/null", "-i", str(self.paths.ssh_key), "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=3",
-            "-o", "StrictHostKeyChecking=yes", "-o", f"UserKnownHostsFile={self.paths.known_hosts}", "-o", "LogLevel=ERROR",
-            f"{node.user}@{node.management}", *command,
-        ]
+        return ssh.words(self.paths.ssh_key, self.paths.known_hosts, f"{node.user}@{node.management}", *command)
 
     def wait_ready(self, node: Node, seconds: float = 90) -> None:
         """Wait until the node lets its user in and its own Docker Engine answers."""

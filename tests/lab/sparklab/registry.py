@@ -18,19 +18,10 @@ from sparklab import settings
 from sparklab.daemons import Daemons
 from sparklab.docker import Docker
 from sparklab.images import STAMP_LABEL
-from sparklab.run import LabError, run, say, tail, wait_for
+from sparklab.run import LabError, listening, run, say, tail, wait_for
 from sparklab.settings import Paths
 
 USER = "sparklab"
-
-
-def listening(address: str, port: int) -> bool:
-    """Tell whether something accepts connections."""
-    try:
-        with socket.create_connection((address, port), timeout=1):
-            return True
-    except OSError:
-        return False
 
 
 class Registry:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -61,6 +62,15 @@ def succeeds(argv: Iterable[str | Path], timeout: float | None = None) -> bool:
         return subprocess.run([str(word) for word in argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                               timeout=timeout, check=False).returncode == 0
     except (FileNotFoundError, subprocess.TimeoutExpired):
+        return False
+
+
+def listening(address: str, port: int) -> bool:
+    """Tell whether something accepts connections."""
+    try:
+        with socket.create_connection((address, port), timeout=1):
+            return True
+    except OSError:
         return False
 
 
