@@ -22,9 +22,15 @@ demo: setup ## Set up all that is needed, start the lab, bring it up, and ask a 
 test: setup ## All tests but those of the virtual machines (at most 45 minutes on two cores)
 	tests/run build lint units sanity docs pages lab
 
-.PHONY: setup
+.PHONY: test-vm
+test-vm: setup-vm ## What only real kernels show, on two virtual machines: RoCE, netplan, ZFS, NFS, reboots (first time 10 minutes more)
+	tests/run vm
+
+.PHONY: setup setup-vm
 setup: .collections/ansible_collections/sparkops/inference ## Install packages and Python environments (says what)
 	tests/setup.sh
+setup-vm: .collections/ansible_collections/sparkops/inference ## The same, and what the virtual machines need
+	tests/setup.sh vm
 
 # Modules can only be imported below ansible_collections; the link makes a checkout runnable without an installation.
 .collections/ansible_collections/sparkops/inference:

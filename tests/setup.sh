@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests and the demo need on Debian 12+ or Ubuntu 24.04+ (as root):
+# tests/setup.sh [vm]
+# Installs what the tests and the demo need on Debian 12+ or Ubuntu 24.04+ (as root), with "vm" also what the virtual machines need:
 # missing Debian packages, and Python environments outside the checkout. Says first what it installs, installs only what
 # is missing, and may be run again at any time, also after an interruption.
 #
@@ -12,6 +13,7 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cache="${SPARKOPS_CACHE:-$HOME/.cache/sparkops-inference}"
 system_python=/usr/bin/python3
+virtual_machines="${1:-}"
 
 say() { printf 'setup: %s\n' "$*"; }
 die() {
@@ -64,6 +66,11 @@ find_missing_packages() {
     fi
     [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
     "$system_python" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+    if [ "$virtual_machines" = vm ]; then
+        need qemu-system-x86_64 qemu-system-x86
+        need qemu-img qemu-utils
+        need mkfs.ext4 e2fsprogs
+    fi
     # An engine that answers is used as it is; else the lab starts one itself, so a dockerd must be there.
     if ! docker info >/dev/null 2>&1; then
         need dockerd docker.io
