@@ -269,7 +269,8 @@ class Images:
     def remove_outdated(self) -> None:
         """Remove the images and package folders of older recipes."""
         wanted = {
-            self.node_reference(), self.node_reference(NEWER_SUITE), self._base_reference(), f"{LABEL}/stub-base:{stub_stamp('base')}", f"{VLLM_IMAGE}-packages", VLLM_IMAGE,
+            self.node_reference(), self.node_reference(NEWER_SUITE), self._base_reference(), f"{LABEL}/stub-base:{stub_stamp('base')}",
+            f"{VLLM_IMAGE}-packages", VLLM_IMAGE,
             *(f"{STUB_IMAGE}:{tag}" for tag in STUB_TAGS),
         }
         published = {f"{settings.REGISTRY}/{image}" for image in wanted}
