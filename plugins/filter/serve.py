@@ -63,6 +63,39 @@ def rank_record(hostvars: HostVars, plan: Plan, host: str) -> dict[str, t.Any]:
         "docker_socket": node["docker"]["socket"],
         "key": node["key"]["path"],
         "known_hosts": node["known_hosts"]["path"],
+        **_service_options(plan, node, spec),
+    }
+
+
+def _service_options(plan: Plan, node: t.Mapping[str, t.Any], spec: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    """What the rank service does besides starting and stopping: memory guard, boot, and watch."""
+    settings = plan["settings"]
+    return {
+        "mounts": sorted(mount["source"] for mount in spec["mounts"]),
+        "artefacts": [
+            {"name": artefact["name"], "path": f"{node['weights_root']}/{artefact['directory']}", "required": list(artefact.get("required", []))}
+            for artefact in plan["artefacts"]
+        ],
+        "guard": {
+            **{
+                phase: {"floor": settings[f"memory_guard_{phase}_floor"]} if settings[f"memory_guard_{phase}"] else None
+                for phase in ("loading", "serving")
+            },
+            "samples": settings["memory_guard_samples"],
+            "interval": settings["memory_guard_interval"],
+        },
+        "memory": {"tolerance": settings["memory_tolerance"]},
+        "boot": settings["serve_boot"],
+        "watch": {name: settings[f"serve_watch_{name}"] for name in ("interval", "samples", "canary", "idle_watts")} if settings["serve_watch"] else None,
+        "restart": {name: settings[f"serve_restart_{name}"] for name in ("limit", "window", "delay")},
+        "timeouts": {name: plan["timeouts"][name] for name in ("ready", "stall")},
+        "api": {
+            "port": plan["api"]["port"],
+            "model": plan["served_model_name"],
+            "request": {"messages": plan["proof"]["messages"], **plan["proof"]["parameters"]},
+            "expected": plan["proof"].get("answer", {}).get("equals", ""),
+            "timeout": plan["timeouts"]["completion"],
+        },
     }
 
 

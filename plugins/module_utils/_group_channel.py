@@ -36,7 +36,13 @@ class StartWatch:
         self.misses: dict[str, int] = {}
 
     def judge(self, ranks: t.Mapping[str, t.Mapping[str, t.Any]], health: int, now: float) -> dict[str, t.Any]:
-        """One verdict: waiting, healthy, dead, unreachable or stalled, with the rank and the reason."""
+        """One verdict: waiting, healthy, guard, dead, unreachable or stalled, with the rank and the reason."""
+        # Before all else: a guard that acted has also ended the ranks, and those ends explain nothing. Rank 0 only repeats
+        # a worker's report, so the one that names processes comes first.
+        reports = [(number, report) for number in sorted(ranks, key=int) if (report := (ranks[number].get("guard") or {}).get("tripped"))]
+        if reports:
+            number, report = next((pair for pair in reports if pair[1].get("growing")), reports[0])
+            return {"verdict": "guard", "rank": number, "reason": guard_reason(number, report)}
         for number in sorted(ranks, key=int):
             answer = ranks[number]
             if answer.get("service") != "alive":
@@ -69,6 +75,13 @@ def death_of(number: str, container: t.Mapping[str, t.Any] | None) -> str:
     return f"rank {number} ended with exit code {container['exit_code']}{memory} while it was wanted"
 
 
+def guard_reason(number: str, report: t.Mapping[str, t.Any]) -> str:
+    """The memory guard's verdict, with the processes that grew fastest."""
+    grown = ", ".join(f"{one['name']} ({one['pid']}) by {one['grown'] / (1 << 30):.1f} GiB" for one in report.get("growing", []))
+    text = report["reason"] if report["reason"].startswith("rank ") else f"rank {number}: {report['reason']}"
+    return f"{text}; fastest growing: {grown}" if grown else text
+
+
 def phase_of(answer: t.Mapping[str, t.Any]) -> str:
     """One rank in a word or two, for the progress line."""
     container = answer.get("container")
@@ -76,7 +89,11 @@ def phase_of(answer: t.Mapping[str, t.Any]) -> str:
         return answer.get("service", "silent")
     if container is None:
         return "no container"
-    return "loading" if container["running"] else container["status"]
+    if (answer.get("guard") or {}).get("tripped"):
+        return "stopped by the memory guard"
+    if not container["running"]:
+        return container["status"]
+    return "serving" if answer.get("ready") else "loading"
 
 
 def lowest(samples: t.Iterable[t.Mapping[str, int]]) -> dict[str, int]:

@@ -291,8 +291,10 @@ def grown_since(before: t.Mapping[str, int], now: t.Mapping[str, int]) -> dict[s
 
 
 def fastest_growing(before: t.Mapping[int, Process], now: t.Mapping[int, Process], count: int = 5) -> list[tuple[Process, int]]:
-    """The processes that grew most between two readings. A pid that another process has now does not count."""
-    growth = [(process, process.rss - before[pid].rss) for pid, process in now.items() if pid in before and before[pid].started == process.started]
+    """The processes that grew most between two readings. One that came in between, also under a pid of old, grew by all that it has."""
+    growth = [
+        (process, process.rss - (before[pid].rss if pid in before and before[pid].started == process.started else 0)) for pid, process in now.items()
+    ]
     return sorted((pair for pair in growth if pair[1] > 0), key=lambda pair: -pair[1])[:count]
 
 

@@ -124,8 +124,64 @@ _GROUP: dict[str, dict[str, t.Any]] = {
     "serve_boot": {
         "kind": "bool",
         "default": True,
-        "description": "Whether the rank service is enabled at boot, where it reports and waits for orders. "
-        "It does not start the group after a reboot yet; run play serve.",
+        "description": "Whether the rank service of rank 0 brings the group back after a reboot or power loss of any of its nodes, without a play. "
+        "A group that was stopped stays stopped.",
+    },
+    "serve_watch": {
+        "kind": "bool",
+        "default": False,
+        "description": "Whether the rank service of rank 0 ends and starts the group again when a rank is gone, the engine is stuck, or canaries fail.",
+    },
+    "serve_watch_interval": {
+        "kind": "int",
+        "default": 10,
+        "minimum": 1,
+        "maximum": 3600,
+        "description": "Seconds between two looks of the watch at the engine's metrics.",
+    },
+    "serve_watch_samples": {
+        "kind": "int",
+        "default": 60,
+        "minimum": 2,
+        "maximum": 10000,
+        "description": "How many looks in a row must see running requests and not one new token before the engine counts as stuck. The prefill of a long "
+        "prompt gives no token either: interval times samples must be longer.",
+    },
+    "serve_watch_idle_watts": {
+        "kind": "int",
+        "default": 35,
+        "minimum": 0,
+        "maximum": 1000,
+        "description": "An engine whose GPU draws more than this is at work, whatever its tokens. Without a reading the tokens alone decide.",
+    },
+    "serve_watch_canary": {
+        "kind": "int",
+        "default": 300,
+        "minimum": 0,
+        "maximum": 86400,
+        "description": "Seconds between two proving completions while nobody else asks. Three that fail in a row end the group. 0 sends none.",
+    },
+    "serve_restart_limit": {
+        "kind": "int",
+        "default": 3,
+        "minimum": 0,
+        "maximum": 100,
+        "description": "How often the rank service starts the group by itself, after reboots and by the watch, within C(serve_restart_window). Then it "
+        "gives up until a play starts the group.",
+    },
+    "serve_restart_window": {
+        "kind": "int",
+        "default": 3600,
+        "minimum": 60,
+        "maximum": 604800,
+        "description": "Seconds in which the starts of C(serve_restart_limit) are counted.",
+    },
+    "serve_restart_delay": {
+        "kind": "int",
+        "default": 10,
+        "minimum": 0,
+        "maximum": 1800,
+        "description": "Seconds before the second start that the rank service makes by itself; each further pause is three times the last.",
     },
     "serve_extra_arguments": {
         "kind": "list",
@@ -562,8 +618,7 @@ _MEMORY: dict[str, dict[str, t.Any]] = {
         "kind": "bool",
         "default": True,
         "role": "memory",
-        "description": "Whether the node service shall stop the whole group when memory runs out while it loads. "
-        "It has no guard yet: only the check before a start reads this.",
+        "description": "Whether the node service stops the whole group when memory runs out while it loads, that is until the group was proven.",
     },
     "memory_guard_loading_floor": {
         "kind": "size",
@@ -577,8 +632,7 @@ _MEMORY: dict[str, dict[str, t.Any]] = {
         "default": False,
         "role": "memory",
         "upstream": ["DSV41_MEM_GUARD"],
-        "description": "Whether the node service shall stop the whole group when memory runs out while it serves. It can't know who is to blame. "
-        "It has no guard yet: only the check before a start reads this.",
+        "description": "Whether the node service stops the whole group when memory runs out while it serves. It can't know who is to blame.",
     },
     "memory_guard_serving_floor": {
         "kind": "size",

@@ -33,6 +33,18 @@ def write_json(path: str, value: t.Any) -> None:
     os.replace(partial, path)
 
 
+def boot_identity(proc_root: str = "/proc") -> str:
+    """Another text after each boot. The kernel's id alone does not change when a node that is itself a container starts again: the
+    start time of its first process does."""
+    try:
+        with open(os.path.join(proc_root, "sys/kernel/random/boot_id"), encoding="utf-8") as stream:
+            boot = stream.read().strip()
+        with open(os.path.join(proc_root, "1/stat"), encoding="utf-8", errors="replace") as stream:
+            return f"{boot}:{stream.read().rpartition(')')[2].split()[19]}"
+    except (OSError, IndexError):
+        return ""
+
+
 def heartbeat_path(state_dir: str) -> str:
     """The rank service writes below /run where systemd made it a directory, else beside the state."""
     runtime = os.path.join("/run/sparkops", os.path.basename(state_dir))

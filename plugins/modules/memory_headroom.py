@@ -207,7 +207,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _memory, _page_cache
 from ansible_collections.sparkops.inference.plugins.module_utils._admission import Verdict, View, judge
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import read_json, write_json
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import boot_identity, read_json, write_json
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
 from ansible_collections.sparkops.inference.plugins.module_utils._weight_budget import BudgetError, budget, table
 
@@ -348,7 +348,7 @@ class Headroom:
         """Whether the idle level was, or in check mode would be, recorded."""
         level = {
             "format": 1,
-            "boot": self.proc("sys", "kernel", "random", "boot_id").strip(),
+            "boot": boot_identity(self.params["proc_root"]),
             "available": view.meminfo.available,
             "total": view.meminfo.total,
             "used": dict(view.used),

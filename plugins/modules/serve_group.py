@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: serve_group
-short_description: Start all ranks of a group from rank 0, workers first
+short_description: Start all ranks of a group from rank 0, workers first, or end them
 version_added: 0.1.0
 description:
   - Runs on rank 0 and asks the rank service of every node through the forced-command ssh key over the fabric.
@@ -22,9 +22,11 @@ attributes:
     description: There is no text to compare.
 options:
   state:
-    description: What the group shall be.
+    description:
+      - What the group shall be.
+      - V(ready) tells the rank services that the started group was proven, so that it serves now and no longer loads. It changes no container.
     type: str
-    choices: [started, stopped]
+    choices: [started, stopped, ready]
     default: started
   state_dir:
     description: Directory of the deployment on rank 0.
@@ -59,19 +61,19 @@ from ansible_collections.sparkops.inference.plugins.module_utils._group_channel 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},
+            "state": {"type": "str", "choices": ["started", "stopped", "ready"], "default": "started"},
             "state_dir": {"type": "path", "required": True},
             "program": {"type": "path", "required": True},
         },
         supports_check_mode=True,
     )
     if module.check_mode:
-        module.exit_json(changed=True, ranks={})
-    verb = {"started": "group-start", "stopped": "group-stop"}[module.params["state"]]
+        module.exit_json(changed=module.params["state"] != "ready", ranks={})
+    verb = {"started": "group-start", "stopped": "group-stop", "ready": "group-ready"}[module.params["state"]]
     answer = ask_group(module.run_command, sys.executable, module.params["program"], verb, module.params["state_dir"])
     if answer["error"]:
         module.fail_json(msg=f"Not every rank could be {module.params['state']}: {answer['error']}", ranks=answer["ranks"])
-    module.exit_json(changed=True, ranks=answer["ranks"])
+    module.exit_json(changed=module.params["state"] != "ready", ranks=answer["ranks"])
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 verdict:
-  description: One of V(waiting), V(healthy), V(dead), V(unreachable), V(stalled), V(timeout).
+  description: One of V(waiting), V(healthy), V(guard), V(dead), V(unreachable), V(stalled), V(timeout).
   returned: always
   type: str
 reason:

@@ -139,7 +139,9 @@ def main() -> None:
         if module.check_mode:
             module.exit_json(changed=changed, container=summary(document), tail=[], log="")
         # First the wish, so that the service does not take the end of the rank for a failure.
-        if read_json(wanted_path, {}).get("action") == "run":
+        # An order of the keeper, which means to bring the group back, must not outlive this one.
+        wanted = read_json(wanted_path, {})
+        if wanted.get("action") == "run" or wanted.get("by") in ("boot", "watch"):
             write_json(wanted_path, {"action": "stop", "id": f"{time.time():.6f}", "at": time.time()})
         if changed:
             api.call("POST", f"/containers/{name}/stop", query={"t": str(grace)})

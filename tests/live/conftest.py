@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import typing as t
+from datetime import datetime
 
 import pytest
 from plays import ROOT, Played, play, root_shell
@@ -26,6 +27,11 @@ def inspect(node: str, container: str) -> dict[str, t.Any] | None:
     out = on(node, f"docker inspect {container} 2>/dev/null || true").strip()
     found = json.loads(out or "[]")
     return found[0] if found else None
+
+
+def unix_time(text: str) -> float:
+    """Docker's times have nanoseconds; Python reads six digits."""
+    return datetime.fromisoformat(text[:26].rstrip("Z") + "+00:00").timestamp()
 
 
 def running(node: str) -> list[str]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import datetime
 
 import pytest
-from conftest import STUB, inspect, on, play, running
+from conftest import STUB, inspect, on, play, running, unix_time
 
 DEPLOYMENT = "lab_faults"
 
@@ -22,11 +21,6 @@ def variables(**environment):
         "serve_port": 8899, "serve_rendezvous_port": 29599,
         "serve_environment": {f"STUB_{name}": str(value) for name, value in environment.items()},
     }
-
-
-def unix_time(text: str) -> float:
-    """Docker's times have nanoseconds; Python reads six digits."""
-    return datetime.fromisoformat(text[:26].rstrip("Z") + "+00:00").timestamp()
 
 
 def clock_offset(node: str) -> float:

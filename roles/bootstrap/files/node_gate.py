@@ -5,7 +5,7 @@
 
 ``node_gate.py STATE_ROOT WEIGHTS_ROOT`` reads SSH_ORIGINAL_COMMAND and allows
 
-* ``state|start|stop DEPLOYMENT`` to the address that the deployment here has recorded as its head, and
+* ``state|start|stop|stop-now|ready DEPLOYMENT`` to the address that the deployment here has recorded as its head, and
 * what source_gate.py beside this file allows: to read weights and images.
 
 Everything else ends with code 126 and one line on stderr.
@@ -19,7 +19,7 @@ import re
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-CONTROL = re.compile(r"(state|start|stop) ([A-Za-z0-9][A-Za-z0-9_.-]*)")
+CONTROL = re.compile(r"(state|start|stop|stop-now|ready) ([A-Za-z0-9][A-Za-z0-9_.-]*)")
 
 
 def refuse(reason):

@@ -204,7 +204,7 @@ def test_usage_adds_the_gpu_and_leaves_out_our_own():
     assert _memory.tenants({}, {"container tts"}, GIB) == [_memory.Tenant("container tts", 0, True)]
 
 
-def test_fastest_growing_ignores_a_reused_pid():
+def test_fastest_growing_counts_a_newcomer_with_all_it_has():
     before = {1: _memory.Process(1, "a", 10, GIB, ""), 2: _memory.Process(2, "b", 10, GIB, ""), 3: _memory.Process(3, "c", 10, GIB, "")}
     now = {
         1: _memory.Process(1, "a", 10, 2 * GIB, ""),
@@ -212,7 +212,10 @@ def test_fastest_growing_ignores_a_reused_pid():
         3: _memory.Process(3, "c", 10, 4 * GIB, ""),
         4: _memory.Process(4, "d", 99, 9 * GIB, ""),
     }
-    assert [(one.name, grown) for one, grown in _memory.fastest_growing(before, now)] == [("c", 3 * GIB), ("a", GIB)]
+    assert [(one.name, grown) for one, grown in _memory.fastest_growing(before, now)] == [
+        ("new b", 9 * GIB), ("d", 9 * GIB), ("c", 3 * GIB), ("a", GIB),
+    ]  # fmt: skip
+    assert _memory.fastest_growing(now, now) == []
 
 
 # The idle level

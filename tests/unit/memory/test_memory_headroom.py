@@ -36,6 +36,7 @@ class Node:
         for folder in ("proc/sys/kernel/random", "etc/default", "state", "tree"):
             (root / folder).mkdir(parents=True)
         (root / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
+        self.process(1, "systemd", 0, started=5)  # with the kernel's id it tells one boot from another
         (root / "proc/mounts").write_text("tmpfs /dev/shm tmpfs rw,size=1g 0 0\n")
 
     def process(self, pid, name, size, container="", started=100):
@@ -248,7 +249,7 @@ def test_idle_needs_the_state_directory(node, run):
 
 
 def record(node, available, used=None):
-    (node.root / "state/idle.json").write_text(json.dumps({"format": 1, "boot": "boot-1", "available": available, "total": 0, "used": used or {}}))
+    (node.root / "state/idle.json").write_text(json.dumps({"format": 1, "boot": "boot-1:5", "available": available, "total": 0, "used": used or {}}))
 
 
 def test_projected_while_the_old_engine_serves(node, run):

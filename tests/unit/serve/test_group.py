@@ -15,7 +15,7 @@ import pytest
 
 from ansible_collections.sparkops.inference.plugins.action import serve_health
 from ansible_collections.sparkops.inference.plugins.filter import serve as filters
-from ansible_collections.sparkops.inference.plugins.module_utils import _engine_api, _group_channel, _group_state
+from ansible_collections.sparkops.inference.plugins.module_utils import _engine_api, _group_channel, _group_state, _option_table
 
 NODES = ["a", "b"]
 WANTED = {"a": "sa", "b": "sb"}
@@ -90,6 +90,18 @@ def test_one_lost_answer_is_no_verdict_four_are():
     verdicts = [watch.judge({"0": answer(), "1": lost}, 0, 100.0)["verdict"] for dummy in range(4)]
     assert verdicts == ["waiting", "waiting", "waiting", "unreachable"]
     assert _group_channel.StartWatch(420).judge({"0": answer(), "1": lost}, 0, 100.0)["verdict"] == "waiting"
+
+
+def test_the_guards_verdict_stands_before_the_ends_that_it_caused():
+    tripped = {"reason": "memory guard while loading: MemAvailable below 2.00 GiB", "growing": [{"name": "hog", "pid": 7, "grown": 5 << 30}]}
+    dead = {**answer(), "container": {"running": False, "status": "exited", "exit_code": 137, "oom_killed": False}, "started_id": "1", "wanted": {"id": "1"}}
+    worker = {**dead, "guard": {"tripped": tripped}}
+    head = {**dead, "guard": {"tripped": {"reason": "rank 1: " + tripped["reason"]}}}
+    verdict = _group_channel.StartWatch(420).judge({"0": head, "1": worker}, 0, 100.0)
+    assert verdict["verdict"] == "guard" and verdict["rank"] == "1"
+    assert verdict["reason"] == "rank 1: memory guard while loading: MemAvailable below 2.00 GiB; fastest growing: hog (7) by 5.0 GiB"
+    assert _group_channel.StartWatch(420).judge({"0": head, "1": dead}, 0, 100.0)["reason"].startswith("rank 1: memory guard")
+    assert _group_channel.phase_of({**worker, "service": "alive"}) == "stopped by the memory guard"
 
 
 def test_progress_on_any_rank_is_no_stall():
@@ -200,14 +212,19 @@ def test_prove_says_when_nobody_answers():
 
 
 PLAN = {"deployment": "lab_tiny", "profile": "lab_tiny", "nodes": NODES, "head": "a", "ranks": 2, "addresses": {"a": "1.1.1.1", "b": "1.1.1.2"},
-        "api": {"port": 8888, "key": "generated"}, "served_model_name": "tiny", "settings": {"status_settings": False}}
-SPEC = {"name": "lab_tiny-rank0", "labels": {"sparkops.spec": "sa", "sparkops.group": "g"}, "stop_timeout": 60}
+        "api": {"port": 8888, "key": "generated"}, "served_model_name": "tiny",
+        "artefacts": [{"name": "model", "directory": "o--m/r", "required": ["config.json"]}],
+        "timeouts": {"ready": 600, "stall": 300, "completion": 120}, "proof": {"messages": [], "parameters": {"max_tokens": 8}},
+        "settings": {name: option.get("default") for name, option in _option_table.TABLE.items()}}
+PLAN["settings"]["status_settings"] = False
+SPEC = {"name": "lab_tiny-rank0", "labels": {"sparkops.spec": "sa", "sparkops.group": "g"}, "stop_timeout": 60,
+        "mounts": [{"source": "/w/o--m/r", "target": "/model"}, {"source": "/s/container", "target": "/sparkops"}]}
 
 
 def hostvars():
     node = {
         "user": {"name": "alice"}, "docker": {"socket": "/s"}, "key": {"path": "/k"}, "known_hosts": {"path": "/h"},
-        "state_dir": "/var/lib/sparkops/lab_tiny",
+        "state_dir": "/var/lib/sparkops/lab_tiny", "weights_root": "/w",
     }
     head = {**rank("sa"), "api": SERVING_API, "recorded": {"spec": "sa"}}
     return {
@@ -228,6 +245,18 @@ def test_rank_record_names_all_peers_with_their_accounts():
     record = filters.rank_record(hostvars(), PLAN, "a")
     assert record["peers"] == [{"rank": 0, "address": "1.1.1.1", "user": "alice"}, {"rank": 1, "address": "1.1.1.2", "user": "bob"}]
     assert record["rank"] == 0 and record["head_address"] == "1.1.1.1" and record["spec"] == "sa"
+
+
+def test_rank_record_has_the_options_of_the_service():
+    record = filters.rank_record(hostvars(), PLAN, "a")
+    assert record["mounts"] == ["/s/container", "/w/o--m/r"]
+    assert record["artefacts"] == [{"name": "model", "path": "/w/o--m/r", "required": ["config.json"]}]
+    assert record["boot"] is True and record["watch"] is None and record["restart"] == {"limit": 3, "window": 3600, "delay": 10}
+    assert record["guard"] == {"loading": {"floor": "2 GiB"}, "serving": None, "samples": 2, "interval": 0.5}
+    plan = {**PLAN, "settings": {**PLAN["settings"], "serve_watch": True, "memory_guard_loading": False, "memory_guard_serving": True}}
+    record = filters.rank_record(hostvars(), plan, "a")
+    assert record["watch"] == {"interval": 10, "samples": 60, "canary": 300, "idle_watts": 35}
+    assert record["guard"]["loading"] is None and record["guard"]["serving"] == {"floor": "1.5 GiB"}
 
 
 def test_status_document_and_text_agree():

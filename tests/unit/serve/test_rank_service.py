@@ -33,7 +33,11 @@ def load(path):
     return module
 
 
-service = load(os.path.join(ROOT, "roles/serve/files/rank_service.py"))
+PROGRAM = os.path.join(ROOT, "roles/serve/files")
+service = load(os.path.join(PROGRAM, "rank_service.py"))
+node = load(os.path.join(PROGRAM, "rank_node.py"))
+keeper = load(os.path.join(PROGRAM, "rank_keeper.py"))
+guard = load(os.path.join(PROGRAM, "rank_guard.py"))
 
 
 class Engine:
@@ -42,6 +46,7 @@ class Engine:
     def __init__(self):
         self.exists, self.running, self.code, self.calls, self.log = True, False, 0, [], []
         self.started_at = "0001-01-01T00:00:00Z"
+        self.queries = []
 
     def document(self):
         return {
@@ -68,6 +73,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self):
+        self.engine.queries.append(self.path)
+        if "/containers/json" in self.path:
+            self.reply(200, [])
+            return
         if "/logs" in self.path:
             self.send_response(200)
             self.end_headers()
@@ -82,8 +91,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         act = self.path.partition("?")[0].rsplit("/", 1)[1]
-        self.engine.calls.append(act)
-        self.engine.running = act == "start"
+        self.engine.calls.append(f"{act} {self.path.partition('signal=')[2]}".strip())
+        self.engine.running = act == "start" or "SIGTERM" in self.path
         if act == "start":
             self.engine.started_at = "2026-01-01T00:00:00Z"
         self.reply(204)
@@ -120,11 +129,11 @@ def beat(state_dir):
 
 
 def order(state_dir, action, number="1"):
-    service.write_json(os.path.join(state_dir, "wanted.json"), {"action": action, "id": number, "at": time.time()})
+    node.write_json(os.path.join(state_dir, "wanted.json"), {"action": action, "id": number, "at": time.time()})
 
 
 def test_a_wanted_rank_is_started_once_and_a_dead_one_stays_dead(state_dir, engine):
-    one = service.Service(state_dir)
+    one = node.Service(state_dir)
     one.step()
     assert engine.calls == [] and beat(state_dir)["container"]["running"] is False
     order(state_dir, "run")
@@ -143,7 +152,7 @@ def test_a_wanted_rank_is_started_once_and_a_dead_one_stays_dead(state_dir, engi
 def test_an_unwanted_rank_is_stopped(state_dir, engine):
     engine.running = True
     order(state_dir, "stop")
-    one = service.Service(state_dir)
+    one = node.Service(state_dir)
     one.step()
     until = time.time() + 5
     while engine.running and time.time() < until:
@@ -154,7 +163,7 @@ def test_an_unwanted_rank_is_stopped(state_dir, engine):
 def test_a_start_without_a_container_says_so(state_dir, engine):
     engine.exists = False
     order(state_dir, "run")
-    service.Service(state_dir).step()
+    node.Service(state_dir).step()
     assert "no container dep-rank0" in beat(state_dir)["error"]
     assert service.local_state(service.Paths(state_dir))["container"] is None
 
@@ -162,15 +171,15 @@ def test_a_start_without_a_container_says_so(state_dir, engine):
 def test_an_engine_that_is_gone_is_told_in_the_heartbeat(state_dir, engine):
     path = os.path.join(state_dir, "rank.json")
     rank = json.loads(open(path, encoding="utf-8").read())
-    service.write_json(path, {**rank, "docker_socket": "/nowhere/docker.sock"})
-    service.Service(state_dir).step()
+    node.write_json(path, {**rank, "docker_socket": "/nowhere/docker.sock"})
+    node.Service(state_dir).step()
     assert beat(state_dir)["error"] and beat(state_dir)["container"] is None
 
 
 def test_log_lines_are_progress_and_noise_is_not(state_dir, engine):
     engine.running, engine.started_at = True, "2026-01-01T00:00:00Z"
     engine.log = ["loading shard 1\n", "No available shared memory broadcast block found\n", "half a"]
-    one = service.Service(state_dir)
+    one = node.Service(state_dir)
     one.step()
     for dummy in range(50):
         if one.watcher.lines:
@@ -184,7 +193,7 @@ def test_log_lines_are_progress_and_noise_is_not(state_dir, engine):
 
 
 def test_cpu_time_is_progress():
-    watcher = service.Watcher.__new__(service.Watcher)
+    watcher = node.Watcher.__new__(node.Watcher)
     watcher.cpu, watcher.last_progress = (time.time() - 10, 100.0), 0.0
     watcher.note_cpu(109.0)
     assert watcher.last_progress > 0
@@ -195,27 +204,27 @@ def test_cpu_time_is_progress():
 
 def test_an_order_that_came_before_the_service_is_carried_out(state_dir, engine):
     order(state_dir, "run")
-    service.Service(state_dir).step()
+    node.Service(state_dir).step()
     assert engine.calls == ["start"]
 
 
 def test_a_restarted_service_does_not_start_a_dead_rank(state_dir, engine):
     engine.started_at = "2099-01-01T00:00:00.5Z"
     order(state_dir, "run")
-    one = service.Service(state_dir)
+    one = node.Service(state_dir)
     thread = threading.Thread(target=one.run, daemon=True)
-    original = service.signal.signal
-    service.signal.signal = lambda *dummy: None
+    original = node.signal.signal
+    node.signal.signal = lambda *dummy: None
     try:
         thread.start()
         time.sleep(0.5)
     finally:
-        service.signal.signal = original
+        node.signal.signal = original
     assert engine.calls == []
 
 
 def test_local_order_waits_for_the_service(state_dir, engine):
-    one, ended = service.Service(state_dir), threading.Event()
+    one, ended = node.Service(state_dir), threading.Event()
 
     def loop():
         while not ended.is_set():
@@ -237,15 +246,15 @@ def test_local_order_without_a_service_ends_in_time_with_a_reason(state_dir):
 
 
 def test_silence_is_told(state_dir):
-    service.Service(state_dir).step()
+    node.Service(state_dir).step()
     path = os.path.join(state_dir, "heartbeat.json")
-    service.write_json(path, {**beat(state_dir), "time": time.time() - 60})
+    node.write_json(path, {**beat(state_dir), "time": time.time() - 60})
     assert service.local_state(service.Paths(state_dir))["service"] == "silent"
 
 
 def test_an_unreachable_peer_is_an_answer_not_a_crash(state_dir, monkeypatch):
     group = service.Group(service.Paths(state_dir))
-    monkeypatch.setattr(service.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 255, b"", b"ssh: No route to host"))
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 255, b"", b"ssh: No route to host"))
     answer = group.ask({"rank": 1, "address": "198.51.100.12", "user": "bob"}, "state", 1)
     assert answer["service"] == "unreachable" and "No route" in answer["error"]
 
@@ -262,7 +271,7 @@ def test_workers_start_first_and_a_refusal_keeps_the_head_down(state_dir, monkey
 def test_the_program_says_when_there_is_no_rank(tmp_path):
     folder = tmp_path / "lib"
     folder.mkdir()
-    for path in (os.path.join(ROOT, "roles/serve/files/rank_service.py"), f"{UTILS}/_docker_api.py", f"{UTILS}/_rank_state.py"):
+    for path in (f"{PROGRAM}/rank_service.py", f"{PROGRAM}/rank_group.py", f"{UTILS}/_rank_state.py"):
         (folder / os.path.basename(path)).write_bytes(open(path, "rb").read())
     done = subprocess.run([sys.executable, str(folder / "rank_service.py"), "state", str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and json.loads(done.stdout)["service"] == "absent"
@@ -283,13 +292,13 @@ def gate(tmp_path, command, client="198.51.100.11 5 6 7", head="198.51.100.11"):
                           capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("verb", ["state", "start", "stop"])
-def test_the_gate_lets_the_head_say_three_words(tmp_path, verb):
+@pytest.mark.parametrize("verb", ["state", "start", "stop", "stop-now", "ready"])
+def test_the_gate_lets_the_head_say_five_words(tmp_path, verb):
     done = gate(tmp_path, f"{verb} dep")
     assert done.returncode == 0 and "rank_service" in done.stdout and verb in done.stdout
 
 
-@pytest.mark.parametrize("command", ["state dep; id", "state ../dep", "start dep extra", "STATE dep", "restart dep", "state dep\nid", "state dep\n", "", "id"])
+@pytest.mark.parametrize("command", ["state dep; id", "state ../dep", "start dep extra", "STATE dep", "restart dep", "stop-now", "run dep", "group-stop dep", "state dep\nid", "state dep\n", "", "id"])
 def test_anything_else_goes_to_the_source_gate_which_knows_no_control(tmp_path, command):
     done = gate(tmp_path, command)
     assert "rank_service" not in done.stdout and "source_gate ['/weights']" in done.stdout
@@ -389,3 +398,548 @@ def test_the_gid_is_found_again_at_each_start(tmp_path):
         module.gid_index({**gid, "policy": "index", "index": 2}, first)
     with pytest.raises(SystemExit):
         module.gid_index({**gid, "address": "203.0.113.1"}, first)
+
+
+# The memory guard
+
+GIB = 1 << 30
+
+
+class Memory:
+    """MemAvailable as a script; the last value stays."""
+
+    def __init__(self, *gib):
+        self.series = [int(one * GIB) for one in gib]
+
+    def available(self):
+        return self.series.pop(0) if len(self.series) > 1 else self.series[0]
+
+
+def proc_tree(root, **rss_gib):
+    """Processes by name, with what they hold."""
+    for number, (name, held) in enumerate(rss_gib.items(), 10):
+        folder = root / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "stat").write_text(f"{number} ({name}) S " + " ".join(str(field) for field in range(4, 53)))
+        (folder / "statm").write_text(f"9 {int(held * GIB) // os.sysconf('SC_PAGE_SIZE')} 0 0 0 0 0")
+        (folder / "cgroup").write_text("0::/user.slice")
+    return str(root)
+
+
+def guarded(memory, tmp_path, mode="loading", **options):
+    acts = {"trips": [], "reports": []}
+    one = guard.Guard(lambda: mode, acts["trips"].append, acts["reports"].append, meminfo=memory, proc_root=proc_tree(tmp_path / "proc", engine=1, hog=1))
+    one.options = {"loading": {"floor": 5 * GIB}, "serving": None, "samples": 2, "interval": 0.5, **options}
+    return one, acts
+
+
+def test_r12_4_a_falling_series_while_loading_trips_at_the_floor_and_names_who_grew(tmp_path):
+    one, acts = guarded(Memory(20, 14, 9, 6, 5, 4.9, 4.8), tmp_path)
+    for dummy in range(6):
+        assert one.sample() is None
+    proc_tree(tmp_path / "proc", engine=1.5, hog=9)
+    report = one.sample()
+    assert acts == {"trips": [report], "reports": [report]} and one.tripped is report
+    assert "4.90, 4.80" in report["reason"] and "while loading" in report["reason"]
+    assert [(entry["name"], entry["grown"] // GIB) for entry in report["growing"]] == [("hog", 8), ("engine", 0)]
+    assert [round(value / GIB, 1) for when, value in report["samples"]] == [20, 14, 9, 6, 5, 4.9, 4.8]
+    assert "hog (11) grew by 8.0 GiB to 9.0 GiB" in guard.report_line(report)
+    one.sample()
+    assert len(acts["trips"]) == 1, "once for each start"
+
+
+def test_a_hog_that_came_after_the_last_look_is_named(tmp_path):
+    one, acts = guarded(Memory(9, 4, 4), tmp_path)
+    one.sample()
+    one.sample()
+    proc_tree(tmp_path / "proc", engine=1, hog=1, newcomer=7)
+    assert one.sample()["growing"][0]["name"] == "newcomer"
+
+
+def test_r12_5_a_dip_is_no_reason_and_memfree_is_not_asked(tmp_path):
+    one, acts = guarded(Memory(7, 4, 7, 4, 7, 4, 7), tmp_path)
+    for dummy in range(20):
+        one.sample()
+    assert acts["trips"] == []
+    path = tmp_path / "meminfo"
+    path.write_text("MemTotal: 127600000 kB\nMemFree: 1363148 kB\nMemAvailable: 7340032 kB\nSwapTotal: 16777216 kB\nSwapFree: 0 kB\n")
+    one, acts = guarded(guard.Meminfo(str(path)), tmp_path)
+    for dummy in range(20):
+        one.sample()
+    assert acts["trips"] == [] and one.samples[-1][1] == 7 * GIB
+    path.write_text("nothing of that kind")
+    assert one.sample() is None
+
+
+@pytest.mark.parametrize("mode, options, trips", [
+    ("loading", {}, 1), ("loading", {"loading": None}, 0), ("serving", {}, 0), ("serving", {"serving": {"floor": 3 * GIB}}, 0),
+    ("serving", {"serving": {"floor": 5 * GIB}}, 1), ("", {"serving": {"floor": 5 * GIB}}, 0),
+])
+def test_each_mode_has_its_own_switch_and_floor(tmp_path, mode, options, trips):
+    one, acts = guarded(Memory(4), tmp_path, mode, **options)
+    for dummy in range(5):
+        one.sample()
+    assert len(acts["trips"]) == trips
+
+
+def test_samples_of_another_mode_do_not_count(tmp_path):
+    modes = iter(["loading", "serving", "serving"])
+    one, acts = guarded(Memory(4), tmp_path, serving={"floor": 5 * GIB})
+    one.mode = lambda: next(modes)
+    one.sample()
+    assert one.sample() is None and one.sample() is not None
+
+
+def guarded_rank(state_dir, **more):
+    path = os.path.join(state_dir, "rank.json")
+    node.write_json(path, {**json.loads(open(path, encoding="utf-8").read()), "guard": {"loading": {"floor": 1 << 60}, "samples": 2}, **more})
+
+
+def test_a_trip_ends_the_rank_at_once_and_stands_in_the_heartbeat(state_dir, engine, monkeypatch):
+    guarded_rank(state_dir)
+    asked = []
+    monkeypatch.setattr(node.Group, "ask", lambda self, peer, verb, seconds: asked.append((peer["rank"], verb)))
+    rank = json.loads(open(os.path.join(state_dir, "rank.json"), encoding="utf-8").read())
+    rank["peers"].append({"rank": 1, "address": "198.51.100.12", "user": "bob"})
+    node.write_json(os.path.join(state_dir, "rank.json"), rank)
+    one = node.Service(state_dir)
+    order(state_dir, "run")
+    one.step()
+    assert one.mode() == "loading" and beat(state_dir)["guard"]["mode"] == "loading"
+    one.guard.sample()
+    begun = time.monotonic()
+    one.guard.sample()
+    until = time.time() + 5
+    while engine.running and time.time() < until:
+        time.sleep(0.01)
+    assert engine.calls == ["start", "kill SIGTERM", "kill SIGKILL"] and time.monotonic() - begun < 1.5
+    assert asked == [(1, "stop-now")]
+    one.step()
+    told = beat(state_dir)["guard"]["tripped"]
+    assert told["start_id"] == "1" and told["rank"] == 0 and "memory guard while loading" in told["reason"] and "samples" not in told
+    assert json.loads(open(os.path.join(state_dir, "wanted.json"), encoding="utf-8").read())["by"] == "guard"
+    event = json.loads(open(os.path.join(state_dir, "events", os.listdir(os.path.join(state_dir, "events"))[0]), encoding="utf-8").read())
+    assert event["samples"]
+    # A service that was started again still tells; a new start begins anew.
+    again = node.Service(state_dir)
+    again.step()
+    assert beat(state_dir)["guard"]["tripped"] and "memory guard" in again.status(None, [])
+    order(state_dir, "run", "2")
+    again.step()
+    assert beat(state_dir)["guard"]["tripped"] is None
+
+
+def test_a_proven_rank_is_guarded_by_the_serving_floor_only(state_dir, engine):
+    guarded_rank(state_dir)
+    one = node.Service(state_dir)
+    order(state_dir, "run")
+    one.step()
+    service.main(["ready", state_dir])
+    one.step()
+    assert one.mode() == "serving" and beat(state_dir)["ready"] is True
+    for dummy in range(3):
+        one.guard.sample()
+    assert engine.calls == ["start"]
+    order(state_dir, "run", "2")  # the mark of another start is worth nothing
+    one.step()
+    assert one.mode() == "loading"
+
+
+def test_stop_now_does_not_wait(state_dir, engine):
+    engine.running = True
+    node.write_json(os.path.join(state_dir, "wanted.json"), {"action": "stop", "id": "9", "at": time.time(), "now": True})
+    node.Service(state_dir).step()
+    assert engine.calls == ["kill SIGTERM", "kill SIGKILL"]
+
+
+# What the rank stands on
+
+
+MOUNTINFO = "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n40 21 0:40 / /srv/two\\040words rw - nfs4 head:/w rw,soft\n41 21 0:41 / /w rw - zfs tank/w rw\n"
+
+
+def test_mounts_are_read_with_their_odd_names():
+    table = node.mount_table(MOUNTINFO)
+    assert table["/srv/two words"] == ("nfs4", "head:/w") and node.mount_of("/w/model/rev", table) == "/w" and node.mount_of("/home/x", table) == "/"
+
+
+def stands_on(state_dir, tmp_path, text):
+    (tmp_path / "mountinfo").write_text(text)
+    return node.Sources(node.Paths(state_dir), [str(tmp_path / "mountinfo")])
+
+
+def test_a_mount_that_is_gone_is_named_and_nothing_starts(state_dir, engine, tmp_path, monkeypatch):
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "config.json").write_text("{}")
+    mounted = f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:40 / {os.path.realpath(weights)} rw - nfs4 head:/w rw\n"
+    guarded_rank(state_dir, mounts=[str(weights)], artefacts=[{"name": "model", "path": str(weights), "required": ["config.json"]}])
+    one = node.Service(state_dir)
+    one.sources = stands_on(state_dir, tmp_path, mounted)
+    order(state_dir, "run")
+    one.step()
+    assert engine.calls == ["start"]
+    engine.running = False
+    one.sources = stands_on(state_dir, tmp_path, mounted.splitlines()[0])
+    order(state_dir, "run", "2")
+    said = []
+    monkeypatch.setattr(node, "notify", said.append)
+    one.step()
+    assert engine.calls == ["start"] and f"{weights} is not mounted (nfs4, head:/w)" in beat(state_dir)["error"]
+    assert any(str(weights) in text for text in beat(state_dir)["lacking"])
+    assert said[-1].startswith("STATUS=rank 0 exited with code 0; not started:") and str(weights) in said[-1]
+
+
+def test_a_file_that_is_gone_is_named_and_a_new_container_starts_anew(state_dir, tmp_path):
+    sources = stands_on(state_dir, tmp_path, MOUNTINFO)
+    rank = {"mounts": [str(tmp_path / "absent")], "artefacts": [{"name": "model", "path": str(tmp_path), "required": ["config.json", "mountinfo"]}]}
+    node.write_json(sources.paths.sources, {"container": "old", "sources": {"/gone/x": ["/gone", "nfs4", "h:/"]}})
+    assert sources.lacking(rank, "new", fresh=True) == [f"{tmp_path}/absent is not there", f"{tmp_path} of model lacks config.json"]
+    assert sources.lacking(rank, "old", fresh=True)[0].startswith("/gone is not mounted")
+
+
+def test_a_dead_mount_does_not_hang_the_service(state_dir, tmp_path, monkeypatch):
+    sources = stands_on(state_dir, tmp_path, MOUNTINFO)
+    monkeypatch.setattr(node, "SOURCE_SECONDS", 0.2)
+    monkeypatch.setattr(node.os.path, "exists", lambda path: time.sleep(3))
+    begun = time.monotonic()
+    assert "no answer" in sources.lacking({"mounts": ["/dead"]}, "c", fresh=True)[0] and time.monotonic() - begun < 1
+
+
+def test_memory_that_is_still_held_keeps_the_group_down():
+    idle = {"boot": "b", "available": 113 * GIB, "used": {}}
+    assert "about 50.0 GiB of memory are still held" in node.still_held(idle, 63 * GIB, {}, "b", 2 * GIB)
+    assert node.still_held(idle, 112 * GIB, {}, "b", 2 * GIB) == ""
+    assert node.still_held(idle, 63 * GIB, {"process tenant": 50 * GIB}, "b", 2 * GIB) == ""
+    assert node.still_held(idle, 63 * GIB, {}, "another boot", 2 * GIB) == "" == node.still_held({}, 1, {}, "b", 0)
+
+
+# The keeper of the group
+
+
+class FakeGroup:
+    """Two ranks; the second answers what the test says."""
+
+    workers = [{"rank": 1, "address": "198.51.100.12", "user": "bob"}]
+
+    def __init__(self, state_dir):
+        self.paths, self.calls, self.start_error = node.Paths(state_dir), [], ""
+
+    def ask_all(self, peers, verb, seconds):
+        self.calls.append((verb, [peer["rank"] for peer in peers]))
+        return {}
+
+    def ready(self):
+        self.calls.append(("ready",))
+        service.mark_ready(self.paths)
+
+    def start(self, by):
+        self.calls.append(("start", by))
+        order(self.paths.state_dir, "run", f"{time.time():.6f}")
+        node.write_json(self.paths.group, {"by": by, "at": time.time(), "boots": {"0": "b0", "1": "b1"}, "ids": {}})
+        return {"1": {"error": self.start_error}}
+
+
+class FakePoller:
+    def __init__(self):
+        self.answer, self.seconds, self.ended, self.lost = alive("b1"), 1, threading.Event(), 0.0
+
+    def lost_for(self):
+        return self.lost
+
+
+def alive(boot, running=True, **more):
+    return {"service": "alive", "boot_id": boot, "container": {"running": running, "exit_code": 0}, "tail": [], "time": time.time(), "age": 0, "lacking": [],
+            "progress": {"last_progress": time.time()}, "started_id": "0", "wanted": {"id": "0"}, **more}
+
+
+class Kept:
+    """A keeper with rank 0 and a scripted rank 1."""
+
+    def __init__(self, state_dir, monkeypatch, **rank):
+        self.state_dir, self.said, self.trips, self.proofs = state_dir, [], [], []
+        self.rank = {"rank": 0, "peers": [], "stop_timeout": 1, "boot": True, "watch": None, "restart": {"limit": 3, "window": 3600, "delay": 10},
+                     "timeouts": {"ready": 600, "stall": 300}, "api": {"port": 1, "model": "m", "request": {}, "expected": "", "timeout": 5}, **rank}
+        self.group, self.worker = FakeGroup(state_dir), FakePoller()
+        self.one = keeper.Keeper(node.Paths(state_dir), lambda dummy: self.group, self.said.append, self.trips.append)
+        self.one.rank, self.one.group, self.one.pollers = self.rank, self.group, {"1": self.worker}
+        self.head(True)
+        order(state_dir, "run", "0")
+        node.write_json(self.one.paths.group, {"by": "play", "at": time.time(), "boots": {"0": "b0", "1": "b1"}, "ids": {"1": "w1"}})
+        self.health, self.proof = 200, True
+        monkeypatch.setattr(keeper, "call", lambda *a, **k: type("A", (), {"status": self.health}))
+        monkeypatch.setattr(self.one, "prove", lambda: type("P", (), {"ok": self.proof, "verdict": "empty", "detail": "no text", "seconds": 0.1}))
+
+    def head(self, running, boot="b0"):
+        node.write_json(self.one.paths.heartbeat, alive(boot, running))
+
+    def wanted(self):
+        return json.loads(open(self.one.paths.wanted, encoding="utf-8").read())
+
+    def look(self, count=1):
+        for dummy in range(count):
+            self.worker.ended.clear()
+            self.one.pollers.setdefault("1", self.worker)
+            status = self.one.look(self.rank)
+        return status
+
+
+@pytest.fixture(name="kept")
+def fixture_kept(state_dir, monkeypatch):
+    return Kept(state_dir, monkeypatch)
+
+
+def test_the_keeper_proves_a_start_that_nobody_proved(kept):
+    kept.health = 0
+    assert kept.look() == "the group loads" and kept.group.calls == []
+    kept.health, kept.proof = 200, False
+    assert "no proof" in kept.look()
+    kept.one.proof_at, kept.proof = 0.0, True
+    assert kept.look() == "the group serves" and kept.group.calls == [("ready",)]
+    assert kept.look() == "the group serves" and kept.group.calls == [("ready",)]
+    assert kept.worker.seconds == keeper.IDLE_POLL_SECONDS
+
+
+def test_while_a_play_holds_the_lease_the_keeper_keeps_its_hands_off(kept):
+    lease = {"run_id": "controller:1:1", "owner": "carla@controller", "since": 1, "expires": time.time() + 60}
+    node.write_json(kept.one.paths.lease, lease)
+    kept.worker.answer = alive("another boot", running=False)
+    assert kept.look() == "carla@controller holds the lease" and kept.group.calls == []
+    node.write_json(kept.one.paths.lease, {**lease, "expires": time.time() - 1})
+    assert kept.look().startswith("ended: rank 1 booted")
+
+
+def test_a_lease_of_ours_from_before_a_reboot_is_no_obstacle(kept):
+    host = keeper.socket.gethostname()
+    node.write_json(kept.one.paths.lease, {"run_id": f"{host}:4000000:1", "owner": "x", "since": 1, "expires": time.time() + 60})
+    assert kept.look() == "the group serves"
+    node.write_json(kept.one.paths.lease, {"run_id": f"{host}:1:{keeper.process_start(1)}", "owner": "x", "since": 1, "expires": time.time() + 60})
+    assert kept.look() == "x holds the lease"
+
+
+@pytest.mark.parametrize("head, worker, running", [("b0", "new", True), ("new", "b1", True), ("new", "new", False)])
+def test_after_a_reboot_of_any_node_the_whole_group_is_replaced(kept, head, worker, running):
+    """The rank whose node did not boot still runs, with a dead peer."""
+    kept.look()
+    kept.group.calls.clear()
+    kept.head(head == "b0", head)
+    kept.worker.answer = alive(worker, running=worker == "b1")
+    assert "booted since the group was started" in kept.look()
+    assert kept.wanted()["action"] == "stop" and kept.wanted()["by"] == "boot"
+    assert kept.group.calls == ([("stop", [1])] if worker == "b1" else [])
+    if running:
+        assert kept.look().startswith("waits for the end of rank")
+    kept.head(False, head)
+    kept.worker.answer = alive(worker, running=False, lacking=["/w is not mounted"])
+    assert kept.look() == "not started: rank 1: /w is not mounted"
+    kept.worker.answer = {"service": "unreachable", "error": "No route to host", "container": None, "tail": []}
+    assert kept.look() == "waits for rank 1: No route to host"
+    assert ("start", "boot") not in kept.group.calls
+    kept.worker.answer = alive(worker, running=False)
+    assert kept.look() == "the group loads" and kept.group.calls[-1] == ("start", "boot")
+    assert not os.path.exists(kept.one.paths.lease)
+    assert len(os.listdir(kept.one.paths.events)) == 1
+
+
+def test_a_group_that_was_stopped_stays_stopped_across_reboots(kept):
+    order(kept.state_dir, "stop", "5")
+    kept.head(False, "new")
+    kept.worker.answer = alive("new", running=False)
+    assert kept.look(3) == "stopped, as ordered" and kept.group.calls == []
+
+
+def test_without_serve_boot_a_reboot_changes_nothing(kept):
+    kept.rank["boot"] = False
+    kept.worker.answer = alive("new", running=False)
+    kept.look(3)
+    assert not [call for call in kept.group.calls if call[0] != "ready"]
+
+
+def test_starts_are_counted_paused_and_end(kept, monkeypatch):
+    """A group that dies in each load: three starts, with pauses of 0, 10 and 30 seconds, then none any more."""
+    kept.health = 0
+    kept.worker.answer = alive("new", running=False)
+    clock, starts = [time.time()], []
+    monkeypatch.setattr(keeper.time, "time", lambda: clock[0])
+    for second in range(200):
+        clock[0] += 1
+        kept.head(False, "b0")
+        dead = kept.one.watched_start == kept.wanted()["id"] and kept.wanted()["action"] == "run"
+        kept.worker.answer = {**alive("new" if not starts else "b1", running=False), "started_id": "7" if dead and starts else "6", "wanted": {"id": "7"}}
+        before = len([call for call in kept.group.calls if call[0] == "start"])
+        status = kept.look()
+        if len([call for call in kept.group.calls if call[0] == "start"]) > before:
+            starts.append(clock[0])
+    gaps = [round(later - earlier) for earlier, later in zip(starts, starts[1:])]
+    assert len(starts) == 3 and 10 <= gaps[0] <= 15 and 30 <= gaps[1] <= 35
+    assert status.startswith("gave up: 3 starts within 3600 s") and "play serve" in status
+    # It stays so when the window is over; a play's start clears it.
+    clock[0] += 100000
+    assert kept.look().startswith("gave up")
+    real = service.Group(kept.one.paths)
+    real.rank["peers"] = []
+    real.start()
+    assert not os.path.exists(kept.one.paths.restarts)
+
+
+def test_pauses():
+    assert [keeper.pause_before(number, 10) for number in range(7)] == [0, 10, 30, 90, 270, 810, 1800]
+
+
+def test_a_start_that_fails_is_ended_as_a_whole(kept):
+    order(kept.state_dir, "stop", "5")
+    node.write_json(kept.one.paths.wanted, {"action": "stop", "id": "5", "by": "watch", "reason": "x"})
+    kept.group.start_error = "the service did not run the rank within 60 s"
+    kept.head(False)
+    kept.worker.answer = alive("b1", running=False)
+    assert kept.look().startswith("ended: a start failed: rank 1")
+    assert kept.wanted()["action"] == "stop" and kept.wanted()["by"] == "watch"
+
+
+def test_what_a_play_started_and_lost_is_left_to_people_without_a_watch(kept):
+    kept.health = 0
+    kept.worker.answer = {**alive("b1", running=False), "started_id": "1", "wanted": {"id": "1"}}
+    assert kept.look(5) == "the group loads" and kept.group.calls == []
+
+
+WATCH = {"interval": 0, "samples": 3, "canary": 0, "idle_watts": 35}
+
+
+def test_watch_ends_a_group_with_a_rank_that_is_gone(kept):
+    kept.rank["watch"] = dict(WATCH)
+    kept.one.engine_stuck = lambda: ""
+    kept.look()
+    kept.worker.answer = alive("b1", running=False)
+    assert kept.look(2) == "the group serves"
+    assert kept.look() == "ended: rank 1 ended while it was wanted"
+    event = json.loads(open(os.path.join(kept.one.paths.events, os.listdir(kept.one.paths.events)[0]), encoding="utf-8").read())
+    assert event["by"] == "watch" and event["ranks"]["1"]["container"]["running"] is False
+
+
+def test_watch_waits_half_a_minute_for_a_rank_that_does_not_answer(kept):
+    kept.rank["watch"] = dict(WATCH)
+    kept.one.engine_stuck = lambda: ""
+    kept.look()
+    kept.worker.answer, kept.worker.lost = {"service": "unreachable", "container": None, "tail": []}, 29.0
+    assert kept.look(5) == "the group serves"
+    kept.worker.lost = 31.0
+    assert kept.look().startswith("ended: rank 1 did not answer for 30 s")
+
+
+def metrics(tokens, running, prompt=5):
+    return (f'# TYPE x counter\nvllm:generation_tokens_total{{engine="0",model_name="m"}} {tokens}\nvllm:generation_tokens_total{{engine="1"}} 1.0\n'
+            f'vllm:prompt_tokens_total{{engine="0"}} {prompt}\nvllm:num_requests_running{{engine="0"}} {running}\n')
+
+
+@pytest.mark.parametrize("series, watts, stuck", [
+    ([(9, 1)] * 3, None, True), ([(9, 1)] * 3, 12.0, True), ([(9, 1)] * 3, 60.0, False), ([(9, 0)] * 9, None, False),
+    ([(9, 1), (9, 1), (10, 1), (10, 1)], None, False), ([(9, 1), (9, 1), (9, 0), (9, 1), (9, 1)], None, False), ([(9, 1)] * 2, None, False),
+    ([(9, 1), (9, 1), (10, 1), (10, 1), (10, 2)], None, True),
+])
+def test_stuck_is_frozen_tokens_and_running_requests_and_a_gpu_at_rest(series, watts, stuck):
+    """A long prefill is frozen too: it moves at last, or its GPU is at work."""
+    one = keeper.Frozen(3, 35)
+    said = [one.add(keeper.metric_sums(metrics(*pair)), watts) for pair in series]
+    assert bool(said[-1]) is stuck and not any(said[:-1])
+
+
+def test_an_engine_without_metrics_is_not_called_stuck():
+    one = keeper.Frozen(2, 35)
+    assert keeper.metric_sums("")[keeper.RUNNING] is None
+    assert [one.add(keeper.metric_sums(""), None) for dummy in range(5)] == [""] * 5
+    assert keeper.metric_sums(metrics(9, 2))[keeper.TOKENS[0]] == 10.0
+
+
+def test_prompt_tokens_count_as_movement():
+    one = keeper.Frozen(3, 35)
+    assert [one.add(keeper.metric_sums(metrics(9, 1, prompt)), None) for prompt in range(6)] == [""] * 6
+
+
+def test_watch_ends_a_stuck_engine_and_one_that_fails_its_canaries(kept, monkeypatch):
+    kept.rank["watch"] = dict(WATCH)
+    kept.look()
+    monkeypatch.setattr(keeper, "gpu_watts", lambda: None)
+    monkeypatch.setattr(keeper, "read_metrics", lambda port: metrics(5, 2))
+    assert kept.look(2) == "the group serves"
+    assert kept.look().startswith("ended: no token in 3 samples in a row while 2 requests run")
+
+
+def test_three_canaries_in_a_row(kept, monkeypatch):
+    kept.rank["watch"] = {**WATCH, "canary": 0.001}
+    kept.look()
+    monkeypatch.setattr(keeper, "gpu_watts", lambda: None)
+    monkeypatch.setattr(keeper, "read_metrics", lambda port: metrics(5, 0))
+    time.sleep(0.01)
+    kept.proof = False
+    assert kept.look(2) == "the group serves"
+    kept.proof = True
+    assert kept.look() == "the group serves"
+    time.sleep(0.01)
+    kept.proof = False
+    assert kept.look(2) == "the group serves"
+    assert kept.look() == "ended: 3 canaries failed in a row, the last with empty: no text"
+
+
+def test_a_reading_of_watts(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert keeper.gpu_watts() is None
+    for said, expected in (("12.31", 12.31), ("[N/A]", None), ("", None)):
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{said}'\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        assert keeper.gpu_watts() == expected
+
+
+def test_a_workers_trip_reaches_rank_0_and_an_old_one_does_not(kept):
+    report = {"reason": "memory guard while loading: low", "start_id": "w1", "rank": 1}
+    peer = kept.group.workers[0]
+    kept.one.on_answer(peer, {"guard": {"tripped": None}})
+    kept.one.on_answer(peer, {"guard": {"tripped": {**report, "start_id": "before"}}})
+    assert kept.trips == []
+    kept.one.on_answer(peer, {"guard": {"tripped": report}})
+    assert kept.trips == [{**report, "reason": "rank 1: memory guard while loading: low"}]
+    order(kept.state_dir, "stop", "6")
+    kept.one.on_answer(peer, {"guard": {"tripped": report}})
+    assert len(kept.trips) == 1
+
+
+def test_a_poller_follows_its_interval_and_counts_the_silence():
+    answers = iter([{"service": "alive"}, {"service": "unreachable"}, {"service": "unreachable"}])
+
+    class Asked:
+        def ask(self, peer, verb, seconds):
+            return next(answers, {"service": "alive"})
+
+    said, lost = [], []
+    poller = keeper.Poller(Asked(), {"rank": 1}, lambda peer, answer: said.append(answer["service"]))
+    poller.seconds = 0.3
+    until = time.monotonic() + 5
+    while len(said) < 4 and time.monotonic() < until:
+        time.sleep(0.02)
+        lost.append(poller.lost_for())
+    poller.ended.set()
+    assert said == ["alive", "unreachable", "unreachable", "alive"]
+    assert max(lost) > 0.3 and poller.lost_for() == 0
+
+
+def test_a_boot_has_an_identity_also_in_a_container(tmp_path):
+    (tmp_path / "sys/kernel/random").mkdir(parents=True)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "sys/kernel/random/boot_id").write_text("same\n")
+    identities = []
+    for started in (100, 200):
+        (tmp_path / "1/stat").write_text("1 (systemd (x)) S " + " ".join(["0"] * 18) + f" {started} 0 0")
+        identities.append(node.boot_identity(str(tmp_path)))
+    assert identities == ["same:100", "same:200"] and node.boot_identity("/nowhere") == ""
+    assert node.boot_identity() == node.boot_identity() != ""
+
+
+def test_the_service_manager_is_told(tmp_path, monkeypatch):
+    import socket
+
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(path)
+        monkeypatch.setenv("NOTIFY_SOCKET", path)
+        node.notify("STATUS=rank 0 runs")
+        assert receiver.recv(100) == b"STATUS=rank 0 runs"
+    node.notify("nobody listens: no error")
