@@ -55,6 +55,10 @@ lab-test: ## Molecule scenarios and fault tests on the container lab
 test-awx: setup ## Each AWX job template against the lab, run by ansible-runner (not part of make test)
 	tests/run awx
 
+.PHONY: test-faults
+test-faults: setup ## Memory guard, reboots and watch on the container lab (15 minutes, not part of make test)
+	tests/run faults
+
 .PHONY: lab-up lab-down
 lab-up: ## Start the container lab, or check and repair it
 	$(LAB) up

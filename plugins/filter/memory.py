@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils._memory import gib
@@ -100,6 +101,47 @@ def _group_lines(seen: t.Mapping[str, Report], smallest: str) -> list[str]:
     return [f"Largest safe values, decided by {smallest}: utilisation {largest['utilisation']:.2f}, KV pool {gib(largest['pool'])}{length}."]
 
 
+def memory_prompt(plan: Plan, hostvars: t.Mapping[str, t.Any], result: Report) -> dict[str, t.Any]:
+    """The verdict on a long prompt: the lowest memory of every rank against the floor. ``result`` is that of serve_bench."""
+    floor, measured = int(plan["settings"]["memory_prompt_floor"]), result["measured"]
+    low = {node: result["memory"].get(str(rank)) for rank, node in enumerate(plan["nodes"])}
+    refusals = []
+    if measured["error"] or not measured["tokens"]:
+        found = measured["error"] or "no count of tokens in the answer"
+        step = "run play status; if the engine died, its log and the lowest levels above say where"
+        refusals.append(Refusal("memory.prompt_failed", plan["head"], "long prompt", found, f"an answer to {measured['wanted_tokens']} tokens", step))
+    for node, level in low.items():
+        if level is None:
+            step = "bring the node's rank service back and run it again"
+            refusals.append(Refusal("memory.prompt_unseen", node, "memory during the long prompt", "no reading of this rank", "readings of every rank", step))
+        elif level < floor:
+            total = int(hostvars[node]["spark_node"]["memory"]["total_kib"]) * 1024
+            step = _one_knob(memory_serving(plan), floor - level, total)
+            refusals.append(Refusal("memory.prompt_low", node, "memory during the long prompt", f"{gib(level)} at the lowest", f"at least {gib(floor)}", step))
+    seen = {node: level for node, level in low.items() if level is not None}
+    lines = [f"{node}: {gib(level)} available at the lowest, floor {gib(floor)}" for node, level in seen.items()]
+    if measured["tokens"] and not measured["error"]:
+        lines.insert(0, f"{measured['tokens']:,} tokens of prompt, {measured['first_token_s']} s to the first token")
+    if not refusals:
+        smallest = min(seen, key=lambda node: seen[node])
+        lines.append(f"{gib(seen[smallest] - floor)} above the floor on {smallest}. To use some of it change one value, and run this again before the next.")
+    return {"ok": not refusals, "message": format_refusals(refusals) if refusals else "", "lines": lines}
+
+
+def _one_knob(serving: t.Mapping[str, t.Any], lack: int, total: int) -> str:
+    """The one value to change first, by how much lacks. Two at once would not tell which of them helped."""
+    again = "that alone, and run this again"
+    if serving.get("pool"):
+        # A smaller pool saves at least itself; the recipes saw up to twice of it in a long prefill.
+        return f"lower serve_kv_cache_memory_bytes from {gib(serving['pool'])} to {gib(max(0, serving['pool'] - lack))}, {again}"
+    if serving.get("utilisation"):
+        wanted = max(0.0, serving["utilisation"] - math.ceil(lack / total * 100) / 100)
+        return f"lower serve_gpu_memory_utilization from {serving['utilisation']:g} to {wanted:.2f}, {again}"
+    if serving.get("batched_tokens"):
+        return f"halve serve_max_num_batched_tokens to {serving['batched_tokens'] // 2}, {again}"
+    return f"lower serve_max_model_len or serve_max_num_seqs, {again}"
+
+
 class FilterModule:
     """The filters by name."""
 
@@ -109,4 +151,5 @@ class FilterModule:
             "memory_trees": memory_trees,
             "memory_guards": memory_guards,
             "memory_verdict": memory_verdict,
+            "memory_prompt": memory_prompt,
         }

@@ -650,6 +650,35 @@ _MEMORY: dict[str, dict[str, t.Any]] = {
         "role": "memory",
         "description": "How many samples in a row must be below the floor before a guard acts.",
     },
+    "memory_prompt_tokens": {
+        "kind": "int",
+        "minimum": 1,
+        "maximum": 10000000,
+        "role": "memory",
+        "description": "Length of the prompt that play memory_prompt sends. The default is the longest that C(serve_max_model_len) allows.",
+    },
+    "memory_prompt_floor": {
+        "kind": "size",
+        "default": "1.5 GiB",
+        "minimum": 0,
+        "role": "memory",
+        "description": "Memory that must stay available on every node while the long prompt of play memory_prompt runs.",
+    },
+    "memory_swappiness": {
+        "kind": "int",
+        "minimum": 0,
+        "maximum": 200,
+        "role": "memory",
+        "description": "What play memory_policy sets C(vm.swappiness) to, now and at boot. With 0 the kernel swaps only as the last resort. Without a value it is "
+        "left alone.",
+    },
+    "memory_jobs_limit": {
+        "kind": "size",
+        "minimum": 0,
+        "role": "memory",
+        "description": "Memory of all other jobs on a node together, as the limit of the slice C(sparkops-jobs) that play memory_policy makes. Without a value "
+        "there is no slice.",
+    },
     "memory_guard_interval": {
         "kind": "float",
         "default": 0.5,

@@ -218,7 +218,8 @@ def own_available() -> int:
 def ranks_available(module: AnsibleModule) -> dict[str, int]:
     answer = ask_group(module.run_command, sys.executable, module.params["program"], "group-state", module.params["state_dir"])
     return {
-        rank: one["memory"]["available_kib"] * 1024
+        # The service samples more often than this asks.
+        rank: (one["memory"].get("lowest_kib") or one["memory"]["available_kib"]) * 1024
         for rank, one in answer["ranks"].items()
         if one.get("service") == "alive" and (one.get("memory") or {}).get("available_kib")
     }

@@ -36,6 +36,8 @@ NOT_OFFERED = {
     "fabric": "a part of bring-up, tag fabric",
     "fabric_restore": "takes a network configuration back: somebody should be at the machine",
     "metrics": "writes files for Prometheus on the controller, where a job's container loses them",
+    "memory_policy": "changes the host once, not the deployment",
+    "memory_prompt": "holds the engine for minutes with one prompt: somebody should want that",
     "memory": "preflight and doctor report the same",
     "render": "writes files on the controller, which a job's container loses",
     "serve": "a part of bring-up, tag serve",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import pytest
 from ansible_collections.sparkops.inference.plugins.filter import memory
 
 GIB = 1 << 30
@@ -91,4 +92,43 @@ def test_growing_processes_are_named():
 
 
 def test_every_filter_is_registered():
-    assert set(memory.FilterModule().filters()) == {"memory_serving", "memory_trees", "memory_guards", "memory_verdict"}
+    assert set(memory.FilterModule().filters()) == {"memory_serving", "memory_trees", "memory_guards", "memory_verdict", "memory_prompt"}
+
+
+HOSTS = {node: {"spark_node": {"memory": {"total_kib": 127_600_000}}} for node in ("spark-1", "spark-2")}
+
+
+def prompted(low, error="", tokens=600_000, values=None):
+    plan = {**PLAN, "nodes": ["spark-1", "spark-2"], "head": "spark-1", "settings": {"memory_prompt_floor": 2 * GIB}}
+    if values is not None:
+        plan["memory"] = {"values": values}
+    measured = {"wanted_tokens": 600_000, "tokens": tokens, "first_token_s": 312.5, "error": error}
+    return memory.memory_prompt(plan, HOSTS, {"measured": measured, "memory": low})
+
+
+def test_a_long_prompt_that_leaves_enough():
+    found = prompted({"0": int(2.1 * GIB), "1": 4 * GIB})
+    assert found["ok"] and found["lines"] == [
+        "600,000 tokens of prompt, 312.5 s to the first token",
+        "spark-1: 2.1 GiB available at the lowest, floor 2.0 GiB",
+        "spark-2: 4.0 GiB available at the lowest, floor 2.0 GiB",
+        "0.1 GiB above the floor on spark-1. To use some of it change one value, and run this again before the next.",
+    ]
+
+
+@pytest.mark.parametrize(("values", "step"), [
+    ({"pool": 3 * GIB}, "lower serve_kv_cache_memory_bytes from 3.0 GiB to 2.0 GiB, that alone"),
+    ({"utilisation": 0.85}, "lower serve_gpu_memory_utilization from 0.85 to 0.84, that alone"),
+    ({"batched_tokens": 2048}, "halve serve_max_num_batched_tokens to 1024, that alone"),
+    ({}, "lower serve_max_model_len or serve_max_num_seqs, that alone"),
+])
+def test_a_long_prompt_that_goes_below_names_the_node_and_one_value(values, step):
+    found = prompted({"0": 3 * GIB, "1": GIB}, values=values)
+    assert not found["ok"] and found["message"].startswith("spark-2: memory during the long prompt: found 1.0 GiB at the lowest")
+    assert step in found["message"] and "memory.prompt_low" in found["message"]
+
+
+def test_a_long_prompt_that_failed_or_was_not_seen_proves_nothing():
+    found = prompted({"0": 3 * GIB}, error="HTTP 500", tokens=None)
+    assert "memory.prompt_failed" in found["message"] and "HTTP 500" in found["message"] and "memory.prompt_unseen" in found["message"]
+    assert not prompted({"0": 3 * GIB, "1": 3 * GIB}, tokens=None)["ok"]
