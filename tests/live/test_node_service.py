@@ -237,6 +237,15 @@ def test_both_nodes_boot_and_the_real_engine_answers():
     assert time.time() - booted < 300
 
 
+def test_a_long_prompt_is_judged_by_the_memory_of_every_rank():
+    """On the pair that has just come back; 180 tokens are long for a model of 256."""
+    done = play("memory_prompt", variables={"memory_prompt_tokens": 180, "memory_prompt_floor": "0.1 GiB"})
+    assert done.code == 0, done.text[-3000:]
+    assert "tokens of prompt" in done.text and all(f"{node}: " in done.text for node in NODES)
+    done = play("memory_prompt", variables={"memory_prompt_tokens": 180, "memory_prompt_floor": "900 GiB"})
+    assert done.code != 0 and done.text.count("memory.prompt_low") >= 2 and "that alone, and run this again" in done.text
+
+
 def test_a_copied_tree_is_evicted_without_root():
     """2 GB, by the account that owns them; the module asks mincore before and after."""
     on("spark-1", "su alice -c 'mkdir -p ~/tree && head -c 2000000000 /dev/urandom > ~/tree/one && cp -r ~/tree ~/copy'")
