@@ -172,6 +172,7 @@ def status_document(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
                 "container": (infos[entry["node"]] or {}).get("container"),
                 "memory": (infos[entry["node"]] or {}).get("memory"),
                 "heartbeat_age": (infos[entry["node"]] or {}).get("heartbeat_age"),
+                "keeper": ((infos[entry["node"]] or {}).get("service") or {}).get("keeper", ""),
                 "last_line": ((infos[entry["node"]] or {}).get("progress") or {}).get("last_line"),
             }
             for entry in state["ranks"]
@@ -196,6 +197,9 @@ def status_text(hostvars: HostVars, plan: Plan, settings: bool = False) -> str:
         available = (entry["memory"] or {}).get("available_kib")
         memory = f", {available / 1048576:.1f} GiB available" if available else ""
         lines.append(f"  rank {entry['rank']} ({entry['node']}): {entry['says']}{memory}")
+    keeper = document["ranks"][0]["keeper"]
+    if document["state"] != SERVING and keeper:
+        lines.append(f"  rank service of rank 0: {keeper}")
     if document["state"] == SERVING:
         endpoint = document["endpoint"]
         lines.append(f"  {endpoint['model']} on port {endpoint['port']} of {endpoint['node']}")

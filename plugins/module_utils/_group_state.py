@@ -24,7 +24,10 @@ def describe_rank(info: t.Mapping[str, t.Any] | None) -> str:
     if container["running"]:
         return "running"
     text = f"{container['status']} with code {container['exit_code']}"
-    return f"{text}, killed for lack of memory" if container.get("oom_killed") else text
+    service = info.get("service") or {}
+    why = [*(["killed for lack of memory"] if container.get("oom_killed") else []), *([service["guard"]] if service.get("guard") else []),
+           *service.get("lacking", [])]
+    return ", ".join([text, *why])
 
 
 def rank_is_running(info: t.Mapping[str, t.Any] | None) -> bool:

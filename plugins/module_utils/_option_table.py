@@ -163,7 +163,7 @@ _GROUP: dict[str, dict[str, t.Any]] = {
     },
     "serve_restart_limit": {
         "kind": "int",
-        "default": 3,
+        "default": 5,
         "minimum": 0,
         "maximum": 100,
         "description": "How often the rank service starts the group by itself, after reboots and by the watch, within C(serve_restart_window). Then it "

@@ -71,6 +71,11 @@ rank:
     progress:
       description: The service's view of the container's log.
       type: dict
+    service:
+      description:
+        - What the rank service says. V(lacking) is what keeps it from a start, V(guard) the verdict of a memory guard that has acted.
+        - V(keeper) is what rank 0's service does for the group.
+      type: dict
     memory:
       description: MemTotal and MemAvailable in KiB.
       type: dict
@@ -143,6 +148,11 @@ def main() -> None:
             "recorded": {name: recorded.get(name) for name in ("deployment", "rank", "spec", "group", "head_address") if name in recorded},
             "heartbeat_age": round(time.time() - beat["time"], 1) if "time" in beat else None,
             "progress": beat.get("progress", {}),
+            "service": {
+                "lacking": beat.get("lacking", []),
+                "guard": ((beat.get("guard") or {}).get("tripped") or {}).get("reason", ""),
+                "keeper": beat.get("keeper", ""),
+            },
             "memory": {"total_kib": meminfo.get("MemTotal"), "available_kib": meminfo.get("MemAvailable")},
             "last_good": {name: value for name, value in last_good.items() if name != "spec"},
             # A dead head has no API; whoever holds the port then is not ours to ask.

@@ -116,6 +116,8 @@ class Group:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds + 10, check=False)
         except subprocess.TimeoutExpired:
             return {"service": "unreachable", "error": f"no answer to {verb!r} within {seconds + 10:.0f} s", "container": None, "tail": []}
+        except OSError as exc:  # no ssh, or no memory for it
+            return {"service": "unreachable", "error": str(exc), "container": None, "tail": []}
         try:
             return json.loads(done.stdout)
         except ValueError:
@@ -190,10 +192,7 @@ class Poller:
     def _run(self):
         while not self.ended.is_set():
             begun = time.monotonic()
-            try:
-                answer = self.group.ask(self.peer, "state", 5)
-            except OSError as exc:  # no ssh, no memory for it: that is an answer too
-                answer = {"service": "unreachable", "error": str(exc), "container": None, "tail": []}
+            answer = self.group.ask(self.peer, "state", 5)
             if answer.get("service") == "alive":
                 self.failing_since = None
             elif self.failing_since is None:

@@ -251,12 +251,23 @@ def test_rank_record_has_the_options_of_the_service():
     record = filters.rank_record(hostvars(), PLAN, "a")
     assert record["mounts"] == ["/s/container", "/w/o--m/r"]
     assert record["artefacts"] == [{"name": "model", "path": "/w/o--m/r", "required": ["config.json"]}]
-    assert record["boot"] is True and record["watch"] is None and record["restart"] == {"limit": 3, "window": 3600, "delay": 10}
+    assert record["boot"] is True and record["watch"] is None and record["restart"] == {"limit": 5, "window": 3600, "delay": 10}
     assert record["guard"] == {"loading": {"floor": "2 GiB"}, "serving": None, "samples": 2, "interval": 0.5}
     plan = {**PLAN, "settings": {**PLAN["settings"], "serve_watch": True, "memory_guard_loading": False, "memory_guard_serving": True}}
     record = filters.rank_record(hostvars(), plan, "a")
     assert record["watch"] == {"interval": 10, "samples": 60, "canary": 300, "idle_watts": 35}
     assert record["guard"]["loading"] is None and record["guard"]["serving"] == {"floor": "1.5 GiB"}
+
+
+def test_status_tells_what_the_rank_services_say():
+    found = hostvars()
+    for name in ("a", "b"):
+        found[name]["__serve_rank_info"]["rank"]["container"] = rank("s", running=False, status="exited", code=137)["container"]
+    found["b"]["__serve_rank_info"]["rank"]["service"] = {"guard": "memory guard while loading: low", "lacking": ["/w is not mounted"]}
+    found["a"]["__serve_rank_info"]["rank"]["service"] = {"guard": "", "lacking": [], "keeper": "not started: rank 1: /w is not mounted"}
+    text = filters.status_text(found, PLAN)
+    assert "rank 1 (b): exited with code 137, memory guard while loading: low, /w is not mounted" in text
+    assert "rank service of rank 0: not started: rank 1: /w is not mounted" in text
 
 
 def test_status_document_and_text_agree():
