@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import typing as t
 
 LEASE_SECONDS = 120
@@ -26,8 +27,8 @@ def read_json(path: str, default: t.Any = None) -> t.Any:
 
 
 def write_json(path: str, value: t.Any) -> None:
-    """Replace the document in one step."""
-    partial = f"{path}.{os.getpid()}.partial"
+    """Replace the document in one step. Threads of one process may write the same document."""
+    partial = f"{path}.{os.getpid()}.{threading.get_ident()}.partial"
     with open(partial, "w", encoding="utf-8") as stream:
         json.dump(value, stream, sort_keys=True, indent=1)
     os.replace(partial, path)

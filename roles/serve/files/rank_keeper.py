@@ -375,9 +375,11 @@ class Keeper:
             write_json(self.paths.restarts, restarts)
             self.say(f"{by}: gave up after {restarts['gave_up']}")
             return f"gave up: {restarts['gave_up']}; play serve tries again"
-        silent = {number: answer.get("error") or answer.get("service") for number, answer in sorted(answers.items()) if answer.get("service") != "alive"}
-        if silent:
-            return "waits for " + "; ".join(f"rank {number}: {error}" for number, error in silent.items())
+        # A node whose service is there before its Docker Engine shows no container either.
+        absent = {number: answer for number, answer in sorted(answers.items()) if answer.get("service") != "alive" or not answer.get("container")}
+        if absent:
+            why = {number: answer.get("error") or ("no container" if answer["service"] == "alive" else answer["service"]) for number, answer in absent.items()}
+            return "waits for " + "; ".join(f"rank {number}: {error}" for number, error in why.items())
         lacking = [f"rank {number}: {text}" for number, answer in sorted(answers.items()) for text in answer.get("lacking", [])]
         if lacking:
             return "not started: " + "; ".join(lacking)

@@ -734,6 +734,8 @@ def test_after_a_reboot_of_any_node_the_whole_group_is_replaced(kept, head, work
     assert kept.look() == "not started: rank 1: /w is not mounted"
     kept.worker.answer = {"service": "unreachable", "error": "No route to host", "container": None, "tail": []}
     assert kept.look() == "waits for rank 1: No route to host"
+    kept.worker.answer = {**alive(worker), "container": None}
+    assert kept.look() == "waits for rank 1: no container"
     assert ("start", "boot") not in kept.group.calls
     kept.worker.answer = alive(worker, running=False)
     assert kept.look() == "the group loads" and kept.group.calls[-1] == ("start", "boot")
