@@ -37,6 +37,13 @@ def serve(**more):
     return done
 
 
+@pytest.fixture(scope="module", autouse=True)
+def fixture_staged():
+    """The small image and the weights on both nodes."""
+    done = play("site", variables=variables())
+    assert done.code == 0, done.text[-4000:]
+
+
 def available_gib() -> float:
     return int(on("spark-1", "awk '/^MemAvailable/ {print $2}' /proc/meminfo")) / 1048576
 
