@@ -60,6 +60,15 @@ def test_an_engine_that_refuses_to_start_shows_its_words(stub_image):
     assert running("spark-1") == [] and running("spark-2") == []
 
 
+def test_the_memory_guard_ends_a_start_and_is_the_reason(stub_image):
+    done = play("serve", variables={**variables(LOAD_SECONDS=60), "memory_guard_loading_floor": "900 GiB"})
+    assert done.code != 0 and "memory guard while loading: MemAvailable below 900.00 GiB" in done.text, done.text[-3000:]
+    # The worker starts first, so it is the first to see; the head has the verdict from it, if not from its own guard.
+    tripped = json.loads(on("spark-2", f"cat $(ls -t /var/lib/sparkops/{DEPLOYMENT}/events/*-guard.json | head -1)"))["at"]
+    ends = [unix_time(inspect(f"spark-{rank + 1}", f"{DEPLOYMENT}-rank{rank}")["State"]["FinishedAt"]) for rank in (0, 1)]
+    assert ends[1] - tripped <= 3 and running("spark-1") == running("spark-2") == [], (tripped, ends)
+
+
 def test_healthy_without_a_token_is_no_success(stub_image):
     done = play("serve", variables={**variables(COMPLETION="empty"), "serve_completion_timeout": 10})
     assert done.code != 0 and "gives no proof" in done.text

@@ -64,11 +64,12 @@ def local_order(paths, action, seconds, **more):
     state = local_state(paths)
     while time.monotonic() < until:
         state = local_state(paths)
-        running = bool(state["container"]) and state["container"]["running"]
-        if state["service"] == "alive" and state.get("wanted", {}).get("id") == order["id"]:
+        if state["service"] == "alive":
+            # A memory guard may have given an order of its own since.
             if action == "run" and state["started_id"] == order["id"]:
                 return state
-            if action == "stop" and not running:
+            running = bool(state["container"]) and state["container"]["running"]
+            if action == "stop" and state["wanted"]["id"] == order["id"] and not running:
                 return state
         time.sleep(0.1)
     state["error"] = state.get("error") or f"the service did not {action} the rank within {seconds:.0f} s"

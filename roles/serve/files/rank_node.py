@@ -387,8 +387,9 @@ class Service:
         try:
             if self.wanted["action"] != "run":
                 return
+            if report.setdefault("rank", self.rank["rank"]) != self.rank["rank"]:
+                say(f"{report['reason']}; all ranks are ended")
             self.guard.tripped = report
-            report.setdefault("rank", self.rank["rank"])
             report.setdefault("start_id", self.done_start_id)
             threads = [threading.Thread(target=self.end_now, args=(self.container,), daemon=True)]
             if self.rank["rank"] == 0:
