@@ -31,6 +31,13 @@ def parse_meminfo(text: str) -> dict[str, int]:
     return found
 
 
+def parse_process_status(text: str) -> dict[str, t.Any]:
+    """Name, effective uid, and all gids of /proc/PID/status. A process that is gone has none."""
+    fields = {name: words.split() for name, _separator, words in (line.partition(":") for line in text.splitlines())}
+    uids, gids = fields.get("Uid", []), [*fields.get("Gid", [])[1:2], *fields.get("Groups", [])]
+    return {"name": " ".join(fields.get("Name", [])), "uid": int(uids[1]) if len(uids) > 1 else None, "gids": {int(gid) for gid in gids}}
+
+
 def parse_os_release(text: str) -> dict[str, str]:
     """The keys of os-release; values with or without quotes."""
     found: dict[str, str] = {}

@@ -55,7 +55,7 @@ def examine(
             "preflight.unreachable", name, "connection", "no answer", "an ssh session of the Ansible account",
             "check that the machine is on, its ansible_host, account, key and known_hosts"))
         return findings
-    for check in (_system, _account, _docker, _tools, _addresses, _ports, _clock):
+    for check in (_system, _account, _service_manager, _docker, _tools, _addresses, _ports, _clock):
         check(findings, plan, name, node, containers)
     _trust(findings, plan, name, node, strangers)
     if node["ambient"]:
@@ -84,6 +84,21 @@ def _account(findings: Findings, plan: t.Mapping[str, t.Any], name: str, node: t
     findings.lack(settings["bootstrap_state_dir"] and (node["sudo"] != "none" or not node["state_root_exists"]), Refusal(
         "preflight.state_root", name, f"state directory {node['state_root']}", f"{found} for {node['user']['name']}",
         "a directory of that account", "set bootstrap_state_dir: true, or make it and give it to the account"))
+
+
+def _service_manager(findings: Findings, plan: t.Mapping[str, t.Any], name: str, node: t.Mapping[str, t.Any], *dummy: t.Any) -> None:
+    manager, user = node["manager"], node["user"]
+    if manager is None:
+        return
+    if not manager["lingers"]:
+        findings.lack(plan["settings"]["bootstrap_state_dir"], Refusal(
+            "preflight.linger", name, f"services of {user['name']} without a session", "they end with the last login",
+            "lingering on, since there is no root for a system service",
+            f"set bootstrap_state_dir: true, or as root: loginctl enable-linger {user['name']}"))
+    if manager["may_use_docker"] is False and node["docker"]["state"] == "usable":
+        findings.refusals.append(Refusal(
+            "preflight.stale_manager", name, f"service manager of {user['name']}", "started before the account came into the group of the Docker socket",
+            "one that may use Docker", f"as root: systemctl restart user@{user['uid']}.service, or reboot the node"))
 
 
 def _docker(findings: Findings, plan: t.Mapping[str, t.Any], name: str, node: t.Mapping[str, t.Any], *dummy: t.Any) -> None:

@@ -77,7 +77,7 @@ def start(
     user: str | None = None,
     properties: t.Mapping[str, str] | None = None,
 ) -> None:
-    """Start a unit. As root it runs as ``user``; without root it is that user's own unit and lingers."""
+    """Start a unit. As root it runs as ``user``; without root it is that user's own unit, which bootstrap lets linger."""
     command = ["systemd-run", *_scope(module), "--collect", "--quiet", f"--unit={name}"]
     settings = {"KillMode": "control-group", "TimeoutStopSec": "20", "Nice": "5", **(properties or {})}
     if env_file:
@@ -85,9 +85,6 @@ def start(
     if os.getuid() == 0:
         if user:
             command.append(f"--uid={user}")
-    else:
-        # Without lingering the user's manager ends with the session, and the work with it.
-        module.run_command(["loginctl", "enable-linger"])
     command.extend(f"--property={key}={value}" for key, value in settings.items())
     rc, out, err = module.run_command([*command, "--", *argv], environ_update=_environment())
     if rc != 0:

@@ -101,6 +101,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._node import (
     parse_listening_inodes,
     parse_meminfo,
     parse_os_release,
+    parse_process_status,
 )
 
 PROBE_SECONDS = 5
@@ -136,6 +137,19 @@ def passwordless_sudo(module: AnsibleModule) -> str:
     if sudo is None:
         return "none"
     return "passwordless" if module.run_command([sudo, "-n", "true"])[0] == 0 else "none"
+
+
+def service_manager(user: dict[str, t.Any], socket: str, proc_root: str) -> dict[str, t.Any]:
+    """The account's own service manager. Its groups are those of its own start: a group that came later opens nothing to its services."""
+    found = {"lingers": os.path.exists(f"/var/lib/systemd/linger/{user['name']}"), "may_use_docker": None}
+    for pid in filter(str.isdigit, os.listdir(proc_root)):
+        status = parse_process_status(read_text(os.path.join(proc_root, pid, "status")))
+        if status["name"] == "systemd" and status["uid"] == user["uid"]:
+            try:
+                found["may_use_docker"] = os.stat(socket).st_gid in status["gids"]
+            except OSError:
+                continue  # no socket: told as an engine that is not there
+    return found
 
 
 def docker_state(api: DockerApi, root_possible: bool) -> dict[str, t.Any]:
@@ -252,6 +266,8 @@ def node(module: AnsibleModule, api: DockerApi) -> dict[str, t.Any]:
             "requests": importlib.util.find_spec("requests") is not None,
         },
         "systemd": os.path.isdir("/run/systemd/system"),
+        # Only without root do services run below the account's own manager.
+        "manager": None if root_possible else service_manager(user, api.socket_path, params["proc_root"]),
         "commands": commands,
         "addresses": parse_ip_addresses(addresses),
         "listeners": listeners(params["ports"], params["proc_root"]),

@@ -62,6 +62,21 @@ def test_addresses_without_link_local():
 
 
 @pytest.mark.parametrize(
+    "text, expected",
+    [
+        (
+            "Name:\tsystemd\nUmask:\t0022\nUid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\nGroups:\t27 103 1000 \n",
+            {"name": "systemd", "uid": 1000, "gids": {27, 103, 1000}},
+        ),
+        ("Name:\t(sd-pam)\nUid:\t0\t0\t0\t0\nGid:\t0\t7\t0\t0\nGroups:\t\n", {"name": "(sd-pam)", "uid": 0, "gids": {7}}),
+        ("", {"name": "", "uid": None, "gids": set()}),
+    ],
+)
+def test_process_status(text, expected):
+    assert _node.parse_process_status(text) == expected
+
+
+@pytest.mark.parametrize(
     "node_time, before, after, expected",
     [(100.5, 100, 101, 0), (95, 100, 101, -5), (161.5, 100, 101, 60.5), (100, 100, 100, 0)],
 )
@@ -81,8 +96,9 @@ PLAN = {
     "settings": {"bootstrap_packages": False, "bootstrap_docker_group": False, "bootstrap_state_dir": False, "bootstrap_node_keys": False},
 }
 GOOD = {
-    "user": {"name": "alice", "home": "/home/alice"},
+    "user": {"name": "alice", "home": "/home/alice", "uid": 1000},
     "sudo": "passwordless",
+    "manager": None,
     "arch": "x86_64",
     "systemd": True,
     "python": {"requests": True, "executable": "/usr/bin/python3"},
@@ -142,6 +158,8 @@ def test_a_good_node_has_no_findings():
         ({"listeners": [{"port": 29521, "owners": []}]}, "preflight.port"),
         ({"clock_skew": -400.0}, "preflight.clock"),
         ({"key.public": ""}, "preflight.node_keys"),
+        ({"sudo": "none", "manager": {"lingers": False, "may_use_docker": None}}, "preflight.linger"),
+        ({"sudo": "none", "manager": {"lingers": True, "may_use_docker": False}}, "preflight.stale_manager"),
     ],
 )
 def test_each_lack_is_one_refusal_with_all_its_parts(change, refused):
@@ -177,6 +195,7 @@ def test_all_problems_come_at_once():
     "item, change",
     [
         ("bootstrap_state_dir", {"state_root_exists": False, "state_root_writable": False}),
+        ("bootstrap_state_dir", {"sudo": "none", "manager": {"lingers": False, "may_use_docker": True}}),
         ("bootstrap_packages", {"docker.state": "not_installed"}),
         ("bootstrap_packages", {"commands.rsync": None}),
         ("bootstrap_docker_group", {"docker.state": "no_permission"}),
