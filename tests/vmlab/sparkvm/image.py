@@ -57,6 +57,8 @@ rm -f var/lib/docker/engine-id
 
 
 IMPORT = r"""
+mount --bind "$PWD" "$PWD" # the engine needs a root that is a mount
+cd "$PWD"
 mount --bind /proc proc
 mount --rbind /sys sys
 mount --rbind /dev dev
