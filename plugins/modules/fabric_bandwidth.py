@@ -7,11 +7,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: fabric_bandwidth
-short_description: Measure the RDMA bandwidth of the rails between the head and a worker
+short_description: Measure the RDMA bandwidth and latency of the rails between the head and a worker
 version_added: 0.1.0
 description:
-  - Runs C(ib_write_bw) of perftest for three seconds on each rail, one after the other. The head serves, the workers measure.
-  - It needs the package perftest on the nodes, and a few MiB of memory.
+  - Runs C(ib_write_bw) of perftest for three seconds and C(ib_write_lat) on each rail, one after the other. The head serves, the workers measure.
+  - It needs the package perftest on the nodes, and half a MiB of memory for each rail, less where little is available.
 author:
   - The sparkops.inference authors (@sparkops)
 attributes:
@@ -47,6 +47,11 @@ options:
     description: Gb/s below which a rail is refused. V(0) refuses nothing.
     type: float
     default: 0
+  available_kib:
+    description: MemAvailable of all ranks. The least of them limits the size of the messages, which must be the same on both sides.
+    type: list
+    elements: int
+    default: []
   sys_root:
     description: Root of the sysfs tree, for tests.
     type: path
@@ -65,7 +70,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 rails:
-  description: Device, peer, Gb/s, and verdict (healthy, half, degraded, or measured) of each rail.
+  description: Device, peer, Gb/s, verdict (healthy, half, degraded, or measured), and microseconds of one write on each rail.
   returned: with O(state=measured)
   type: list
   elements: dict
@@ -121,10 +126,14 @@ def start(command: t.Sequence[str]) -> None:
 
 def serve(module: AnsibleModule) -> dict[str, t.Any]:
     head, *workers = module.params["nodes"]
+    size = _bandwidth.message_bytes(module.params["available_kib"])
+    count = len(module.params["fabric"]["rails"])
     for rank, worker in enumerate(workers, start=1):
         rails = [rail for rail in module.params["fabric"]["rails"] if rail["peer"] == worker]
         for port, rail in _bandwidth.numbered(rails, head, True, rank):
-            start(_bandwidth.command(rail, gid_index(module, rail), port))
+            index = gid_index(module, rail)
+            start(_bandwidth.bandwidth_command(rail, index, port, size, count))
+            start(_bandwidth.latency_command(rail, index, port, count))
     return {}
 
 
@@ -141,8 +150,11 @@ def run_client(module: AnsibleModule, command: t.Sequence[str]) -> tuple[int, st
 def measure(module: AnsibleModule) -> dict[str, t.Any]:
     node, nodes = module.params["node"], module.params["nodes"]
     found, refusals, notices = [], [], []
-    for port, rail in _bandwidth.numbered(module.params["fabric"]["rails"], nodes[0], False, nodes.index(node)):
-        code, out, err = run_client(module, _bandwidth.command(rail, gid_index(module, rail), port, rail["peer_address"]))
+    size = _bandwidth.message_bytes(module.params["available_kib"])
+    numbered = _bandwidth.numbered(module.params["fabric"]["rails"], nodes[0], False, nodes.index(node))
+    for port, rail in numbered:
+        index, peer = gid_index(module, rail), rail["peer_address"]
+        code, out, err = run_client(module, _bandwidth.bandwidth_command(rail, index, port, size, len(numbered), peer))
         gbits = _bandwidth.parse(out) if code == 0 else None
         if gbits is None:
             thing = f"ib_write_bw over {rail['hca']} to {rail['peer']}"
@@ -150,7 +162,9 @@ def measure(module: AnsibleModule) -> dict[str, t.Any]:
             refusals.append(Refusal("fabric.bandwidth_failed", node, thing, end, "a figure", "see the kernel's log of both nodes"))
             continue
         word = _bandwidth.verdict(gbits, Tree(module.params["sys_root"]).text("class/infiniband", rail["hca"].partition(":")[0], "hca_type") or "")
-        found.append({"hca": rail["hca"], "peer": rail["peer"], "gbits": gbits, "verdict": word})
+        # Only a figure to look at: nothing is judged by it, so a failure is none of the rail.
+        latency = _bandwidth.parse_latency(run_client(module, _bandwidth.latency_command(rail, index, port, len(numbered), peer))[1])
+        found.append({"hca": rail["hca"], "peer": rail["peer"], "gbits": gbits, "verdict": word, "latency_us": latency})
         refusal = _bandwidth.judge(node, rail, gbits, word, module.params["floor"])
         refusals += [refusal] if refusal else []
         if word in _bandwidth.ADVICE:
@@ -170,6 +184,7 @@ def main() -> None:
             "nodes": {"type": "list", "elements": "str", "required": True},
             "fabric": {"type": "dict", "required": True},
             "floor": {"type": "float", "default": 0},
+            "available_kib": {"type": "list", "elements": "int", "default": []},
             "sys_root": {"type": "path", "default": "/sys"},
         },
         supports_check_mode=False,

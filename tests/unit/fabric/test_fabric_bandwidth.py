@@ -44,6 +44,15 @@ def test_verdicts(gbits, hca_type, wanted):
     assert _bandwidth.verdict(gbits, hca_type) == wanted
 
 
+def test_latency_parses():
+    text = (
+        " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] \n"
+        " 2       1000          1.52           4.13         1.58     \t       1.59        \t0.07   \t\t1.86    \t\t4.13   \n"
+    )
+    assert _bandwidth.parse_latency(text) == 1.58 and _bandwidth.parse(text) is None
+    assert _bandwidth.parse_latency(OUTPUTS["good"]) is None
+
+
 def test_both_sides_number_the_rails_alike(fabric):
     head = _bandwidth.numbered(fabric["spark-1"]["rails"], "spark-1", True, 1)
     worker = _bandwidth.numbered(fabric["spark-2"]["rails"], "spark-1", False, 1)
@@ -53,15 +62,27 @@ def test_both_sides_number_the_rails_alike(fabric):
 
 def test_commands_to_the_letter(fabric):
     rail = fabric["spark-2"]["rails"][1]
-    server = "timeout --signal=KILL 60 ib_write_bw -d roceP2p1s0f0 -i 1 -x 3 -p 18532 -s 65536 -q 4 -D 3 -F --report_gbits"
-    assert _bandwidth.command(rail, 3, 18532) == server.split()
-    assert _bandwidth.command(rail, 3, 18532, "203.0.113.11") == [*server.split(), "203.0.113.11"]
+    server = "timeout --signal=KILL 80 ib_write_bw -d roceP2p1s0f0 -i 1 -x 3 -p 18532 -F -s 65536 -q 4 -D 3 --report_gbits"
+    assert _bandwidth.bandwidth_command(rail, 3, 18532, 65536, 2) == server.split()
+    assert _bandwidth.bandwidth_command(rail, 3, 18532, 65536, 2, "203.0.113.11") == [*server.split(), "203.0.113.11"]
+    server = "timeout --signal=KILL 80 ib_write_lat -d roceP2p1s0f0 -i 1 -x 3 -p 18540 -F -n 1000"
+    assert _bandwidth.latency_command(rail, 3, 18532, 2) == server.split()
+
+
+@pytest.mark.parametrize(("available", "size"), [
+    ([], 65536), ([None, 0], 65536), ([100 * 1024 * 1024, 7 * 1024 * 1024], 65536), ([128 * 1024], 65536), ([100 * 1024 * 1024, 127 * 1024], 32768),
+    ([40 * 1024], 16384), ([1], 4096),
+])
+def test_buffers_take_a_small_part_of_the_memory_that_the_poorest_node_has_left(available, size):
+    assert _bandwidth.message_bytes(available) == size
 
 
 def run(monkeypatch, capsys, tmp_path, fabric, outputs, tool=True, node="spark-2", **args):
     calls = []
 
     def run_command(module, command, **dummy):
+        if "ib_write_lat" in command:
+            return 0, "", ""
         calls.append(command)
         return outputs[min(len(calls), len(outputs)) - 1]
 
@@ -111,6 +132,10 @@ def test_failures_are_all_named(monkeypatch, capsys, tmp_path, fabric):
     assert found["refusals"][0]["id"] == "fabric.bandwidth_gid"
 
 
-def test_the_head_serves_one_port_per_rail(monkeypatch, capsys, tmp_path, fabric):
-    calls, dummy = run(monkeypatch, capsys, tmp_path, fabric, [], state="serving", node="spark-1")
-    assert [(command[command.index("-d") + 1], command[command.index("-p") + 1]) for command in calls] == [("rocep1s0f1", "18531"), ("roceP2p1s0f1", "18532")]
+def test_the_head_serves_two_ports_per_rail(monkeypatch, capsys, tmp_path, fabric):
+    calls, dummy = run(monkeypatch, capsys, tmp_path, fabric, [], state="serving", node="spark-1", available_kib=[127 * 1024])
+    assert [(command[3], command[command.index("-d") + 1], command[command.index("-p") + 1]) for command in calls] == [
+        ("ib_write_bw", "rocep1s0f1", "18531"), ("ib_write_lat", "rocep1s0f1", "18539"),
+        ("ib_write_bw", "roceP2p1s0f1", "18532"), ("ib_write_lat", "roceP2p1s0f1", "18540"),
+    ]
+    assert calls[0][calls[0].index("-s") + 1] == "32768"
