@@ -77,8 +77,8 @@ def wait_for(what, seconds, pause=1.0):
         try:
             if what():
                 return time.time() - begun
-        except (AssertionError, ValueError):
-            pass  # a node that boots does not answer
+        except (AssertionError, ValueError, TypeError):
+            pass  # a node that boots does not answer, or its engine has no containers yet
         time.sleep(pause)
     raise AssertionError(f"not within {seconds} s")
 
