@@ -41,6 +41,17 @@ def lock_memory():
     return ctypes.CDLL(None, use_errno=True).mlockall(MCL_CURRENT | MCL_FUTURE) == 0
 
 
+def in_thread(act, *arguments):
+    """Start an act beside this one, or carry it out here when there is no memory for a thread. Returns the thread."""
+    thread = threading.Thread(target=act, args=arguments, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        act(*arguments)
+        return None
+    return thread
+
+
 class Meminfo:
     """MemAvailable from one descriptor that stays open: a sample opens nothing and allocates next to nothing."""
 
@@ -102,8 +113,10 @@ class Guard:
         """First end the ranks, then say why: the words can wait, the memory cannot."""
         report = {"by": "guard", "mode": mode, "floor": floor, "reason": f"memory guard while {mode}: {reason}", "at": time.time()}
         self.tripped = report
-        now = self.processes()  # before anything ends, else the ranks' own growth would be gone with them
-        self.on_trip(report)
+        acting = in_thread(self.on_trip, report)
+        now = self.processes()  # in the moment between the two signals, else the ranks' own growth would be gone with them
+        if acting:
+            acting.join()
         begun, before = next(((when, seen) for when, seen in self.snapshots if time.monotonic() - when <= LOOK_BACK_SECONDS), (time.monotonic(), {}))
         growing = _memory.fastest_growing(before, now) if before else []
         report["seconds"] = round(time.monotonic() - begun, 1)

@@ -391,13 +391,12 @@ class Service:
                 say(f"{report['reason']}; all ranks are ended")
             self.guard.tripped = report
             report.setdefault("start_id", self.done_start_id)
-            threads = [threading.Thread(target=self.end_now, args=(self.container,), daemon=True)]
+            rank_guard.in_thread(self.end_now, self.container)
             if self.rank["rank"] == 0:
                 group = Group(self.paths, self.rank)
-                others = [peer for peer in group.workers if peer["rank"] != report["rank"]]
-                threads += [threading.Thread(target=group.ask, args=(peer, "stop-now", 10), daemon=True) for peer in others]
-            for thread in threads:
-                thread.start()
+                for peer in group.workers:
+                    if peer["rank"] != report["rank"]:
+                        rank_guard.in_thread(group.ask, peer, "stop-now", 10)
             # After the signals are on their way: a write may have to wait for memory.
             self.wanted = {"action": "stop", "by": "guard", "id": f"{time.time():.6f}", "at": time.time(), "report": brief(report)}
             write_json(self.paths.wanted, self.wanted)
