@@ -185,6 +185,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _engram_files, _engram_job, _manifest, _unit
 from ansible_collections.sparkops.inference.plugins.module_utils._engram_files import Look, RowFile
+from ansible_collections.sparkops.inference.plugins.module_utils._limited import refuse_dead
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 from ansible_collections.sparkops.inference.plugins.module_utils._unit import Refused
 
@@ -247,6 +248,10 @@ class Packer(_unit.LongModule):
     # What is done
 
     def present(self) -> dict[str, t.Any]:
+        # A look at a source whose server is gone would never come back.
+        dead = refuse_dead(self.node, self.params["source"])
+        if dead:
+            self.fail(dead)
         try:
             return self.mended()
         except Refused as exc:

@@ -13,6 +13,7 @@ author:
   - The sparkops.inference authors (@sparkops)
 description:
   - Keeps one file of its own in C(/etc/exports.d), with one line for each folder and client. Exports of others are never touched.
+  - A server that is started here gets a lease of 30 seconds, so that readers go on soon after an outage. One that runs is left as it is.
   - Uses the kernel's own server. Another server on the port, or one inside a container, is refused by name.
   - Needs root.
 attributes:
@@ -53,6 +54,10 @@ options:
     description: Folder of the exports files.
     type: path
     default: /etc/exports.d
+  times_file:
+    description: File with the times of a server that is started here.
+    type: path
+    default: /etc/nfs.conf.d/sparkops.conf
   proc_root:
     description: Where the kernel shows processes.
     type: path
@@ -84,6 +89,7 @@ refusals:
   elements: dict
 """
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -96,6 +102,9 @@ from ansible_collections.sparkops.inference.plugins.module_utils._node import pa
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
 
 SERVICE = "nfs-server.service"
+# A client tries again after at most half a lease (kernel, fs/nfs/nfs4renewd.c). With the usual 90 s and the grace period that follows,
+# readers would wait for more than a minute after the server is back.
+TIMES = "# Made by sparkops.inference, role weight_sync. Read when the server starts.\n[nfsd]\nlease-time=30\ngrace-time=30\n"
 # The program that answers mount requests; where it runs tells whose server the kernel's threads serve.
 MOUNT_PROGRAM = "rpc.mountd"
 NAMED_FILES = 5
@@ -164,6 +173,7 @@ class Server:
             _nfs_plan.wanted_exports(module.params["trees"], module.params["clients"]) if module.params["state"] == "present" else []
         )
         self.text = _nfs_plan.exports_text(self.wanted) if self.wanted else ""
+        self.running = False
         self.exportfs = module.get_bin_path("exportfs", opt_dirs=["/usr/sbin", "/sbin"])
 
     def fail(self, refusals: t.Sequence[Refusal]) -> t.NoReturn:
@@ -223,16 +233,18 @@ class Server:
                 )  # fmt: skip
         return found
 
-    def write(self) -> None:
-        if not self.text:
-            os.unlink(self.path)
+    def write(self, path: str, text: str) -> None:
+        """Make a file what it should be; without a text it goes."""
+        if not text:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
             return
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=self.module.tmpdir)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(self.text)
+            stream.write(text)
         os.chmod(temporary, 0o644)
-        self.module.atomic_move(temporary, self.path)
+        self.module.atomic_move(temporary, path)
 
     def work(self) -> dict[str, t.Any]:
         if self.module.params["state"] == "present":
@@ -241,7 +253,8 @@ class Server:
                 self.fail(refusals)
         changed = self.before != self.text
         if self.wanted:
-            started = not (self.active() and self.enabled())
+            self.running = self.active()
+            started = not (self.running and self.enabled())
             changed = changed or started or bool(_nfs_plan.readback_problems(self.wanted, self.table()))
         if changed and not self.module.check_mode:
             self.apply()
@@ -254,9 +267,13 @@ class Server:
 
     def apply(self) -> None:
         if self.before != self.text:
-            self.write()
+            self.write(self.path, self.text)
         if self.wanted:
+            if not self.running:
+                self.write(self.module.params["times_file"], TIMES)
             self.run("systemctl", "enable", "--now", SERVICE)
+        else:
+            self.write(self.module.params["times_file"], "")
         old = _nfs_plan.stale_exports(self.own, self.wanted)
         there = {(export.path, export.client) for export in self.table()} if old else set()
         for export in old:
@@ -293,6 +310,7 @@ def main() -> None:
             "clients": {"type": "list", "elements": "str", "default": []},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "exports_dir": {"type": "path", "default": "/etc/exports.d"},
+            "times_file": {"type": "path", "default": "/etc/nfs.conf.d/sparkops.conf"},
             "proc_root": {"type": "path", "default": "/proc"},
         },
         supports_check_mode=True,

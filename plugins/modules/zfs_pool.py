@@ -122,6 +122,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     pool, device, node = module.params["pool"], module.params["device"], module.params["node"]
+    if not module.check_mode and not os.path.exists("/dev/zfs"):
+        module.run_command(["modprobe", "zfs"])
     zpool = module.get_bin_path("zpool", required=not module.check_mode, opt_dirs=SBIN)
     if zpool and module.run_command([zpool, "list", "-H", "-o", "name", pool])[0] == 0:
         module.exit_json(changed=False, found=[])

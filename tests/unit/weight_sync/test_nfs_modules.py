@@ -59,7 +59,7 @@ def table(head, client=WORKER, options="ro,wdelay,root_squash,sync,no_subtree_ch
 def export(head, monkeypatch, capsys, *rows, check=False, **more):
     arguments = {
         "deployment": "sparks", "node": "spark-1", "trees": [tree_of(head)], "clients": [WORKER], "exports_dir": str(head / "exports.d"),
-        "proc_root": str(head / "proc"), **more,
+        "proc_root": str(head / "proc"), "times_file": str(head / "nfs.conf.d/sparkops.conf"), **more,
     }  # fmt: skip
     return call(monkeypatch, capsys, nfs_export, Commands(*rows), check, **arguments)
 
@@ -84,6 +84,12 @@ def test_a_first_export_is_written_started_and_read_back(head, monkeypatch, caps
     assert result["changed"] and result["exports"][0]["client"] == WORKER
     assert tree_of(head) in result["diff"]["after"]
     assert own_file(head).read_text() == result["diff"]["after"] and own_file(head).stat().st_mode & 0o777 == 0o644
+    assert "lease-time=30" in (head / "nfs.conf.d/sparkops.conf").read_text()
+
+
+def test_the_times_of_a_server_that_runs_are_its_own(head, monkeypatch, capsys):
+    rows = [(SHOW, 0, ""), ACTIVE, ENABLED, ("systemctl enable --now nfs-server.service", 0), ("exportfs -a", 0), (SHOW, 0, table(head))]
+    assert export(head, monkeypatch, capsys, *rows)["changed"] and not (head / "nfs.conf.d").exists()
 
 
 def test_check_mode_says_the_same_and_writes_nothing(head, monkeypatch, capsys):
@@ -159,7 +165,7 @@ def test_files_that_a_squashed_root_cannot_read_are_named(head, monkeypatch, cap
 def test_the_exports_go_with_the_method(head, monkeypatch, capsys):
     export(head, monkeypatch, capsys, *first(head))
     result = export(head, monkeypatch, capsys, (SHOW, 0, table(head)), (f"exportfs -u {WORKER}:{tree_of(head)}", 0), state="absent", trees=[], clients=[])
-    assert result["changed"] and not own_file(head).exists()
+    assert result["changed"] and not own_file(head).exists() and not (head / "nfs.conf.d/sparkops.conf").exists()
     assert not export(head, monkeypatch, capsys, state="absent", trees=[], clients=[])["changed"]
 
 

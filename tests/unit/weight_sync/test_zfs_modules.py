@@ -132,7 +132,10 @@ def pool(monkeypatch, capsys, *rows, zeros=True, check=False, **more):
     real = zfs_pool.os.stat
     monkeypatch.setattr(zfs_pool.os, "stat", lambda path, **kept: _Block() if path == "/dev/vdb" else real(path, **kept))
     monkeypatch.setattr(zfs_pool, "not_zero", lambda _path: [] if zeros else ["byte 512 is not zero"])
-    return call(monkeypatch, capsys, zfs_pool, Commands(*rows), check, pool="tank", node="spark-1", **{"device": "/dev/vdb", **more})
+    exists = zfs_pool.os.path.exists
+    monkeypatch.setattr(zfs_pool.os.path, "exists", lambda path: path != "/dev/zfs" and exists(path))
+    loading = [] if check else [("modprobe zfs", 0)]
+    return call(monkeypatch, capsys, zfs_pool, Commands(*loading, *rows), check, pool="tank", node="spark-1", **{"device": "/dev/vdb", **more})
 
 
 class _Block:
