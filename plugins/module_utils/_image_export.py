@@ -31,11 +31,14 @@ import typing as t
 import urllib.parse
 
 if t.TYPE_CHECKING:
+    import io
+
     from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi
 
 CHUNK = 1 << 20
 # Configs and manifests are small; what is larger in an archive is a layer.
 SMALL = 4 << 20
+TLS_HANDSHAKE = b"\x16"
 PLAIN_LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
@@ -219,6 +222,14 @@ def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
         """As much of the distribution API as a push needs."""
 
         protocol_version = "HTTP/1.1"
+
+        def handle_one_request(self) -> None:
+            """A containerd store tries TLS first, and takes nothing but an answer in HTTP for a no."""
+            if t.cast("io.BufferedReader", self.rfile).peek(1)[:1] == TLS_HANDSHAKE:
+                self.wfile.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+                self.close_connection = True
+            else:
+                super().handle_one_request()
 
         def log_message(self, *arguments: object) -> None:
             """Stdout and stderr belong to the transfer."""

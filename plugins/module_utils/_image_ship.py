@@ -35,6 +35,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_identity
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._image_source import (
     Dropped,
+    Question,
     Source,
     Staging,
     TransferError,
@@ -240,13 +241,16 @@ class Ship:
     def by_stream(self, image: Image) -> None:
         self.require_space(0, image.size)
         self.progress.begin("ship", image.size, f"stream from {self.source.name}")
-        with self.source.ask("image-stream", self.source_id) as answer:
-            self.load(self.counted(answer))
+        question = self.source.ask("image-stream", self.source_id)
+        with question as answer:
+            self.load(self.counted(answer, question))
 
-    def counted(self, stream: t.BinaryIO) -> t.Generator[bytes, None, None]:
+    def counted(self, stream: t.BinaryIO, question: Question) -> t.Generator[bytes, None, None]:
         while True:
             piece = stream.read(CHUNK)
             if not piece:
+                # Before the engine complains of half an archive: why it ended is known here.
+                question.judge()
                 return
             self.bytes += len(piece)
             self.progress.done = self.bytes

@@ -61,15 +61,16 @@ class Question:
         if error is not None and not ended_early:
             self._process.kill()
         self._answer.close()
-        code = self._process.wait()
+        self._process.wait()
         with self._errors:
-            self._errors.seek(0)
-            text = self._errors.read().decode("utf-8", "replace").strip()
-        if error is None or ended_early:
-            self._judge(code, text)
+            if error is None or ended_early:
+                self.judge()
 
-    def _judge(self, code: int, text: str) -> None:
-        """Code 255 is ssh's own; a program that was killed says nothing."""
+    def judge(self) -> None:
+        """The answer is over: raise what the other end had to say. Code 255 is ssh's own; a program that was killed says nothing."""
+        code = self._process.wait()
+        self._errors.seek(0)
+        text = self._errors.read().decode("utf-8", "replace").strip()
         if code == 255 or (code and not text):
             raise Dropped(f"ssh to {self.source}: {text or 'the connection was lost'}")
         if code:

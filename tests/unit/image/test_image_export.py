@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _image_export as image_export
@@ -123,6 +124,16 @@ def test_a_push_of_too_much_ends_and_save_takes_over(monkeypatch):
             exported(engine, image, image.layers[-1:], "by_push", limit=1000)
         found, dummy = exported(engine, image, image.layers[-1:])
     assert found == {image.layers[-1]: LAYERS[-1]}
+
+
+@pytest.mark.parametrize("hello", [b"\x16\x03\x01\x02\x00\x01" + b"\x00" * 300, b"\x16\x03\x01\n" + b"\x00" * 300], ids=["no newline", "newline"])
+def test_a_client_that_begins_with_tls_is_told_no_in_http(tmp_path, hello):
+    """The containerd store of Docker 26 goes over to plain HTTP only when the answer to its handshake begins with "HTTP/"."""
+    with image_export.Receiver(str(tmp_path), lambda digest, size, stream: None) as receiver:
+        port = int(receiver.name.partition("/")[0].rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(hello)
+            assert client.makefile("rb").readline().startswith(b"HTTP/1.1 400")
 
 
 @pytest.mark.parametrize(

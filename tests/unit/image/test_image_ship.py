@@ -199,6 +199,16 @@ def test_whole_archives(pair, mode, tmp_path):
     assert not list(tmp_path.glob("*/ship/*.tar")), "nothing is left on either end"
 
 
+def test_a_stream_that_the_source_refuses_says_why_and_not_what_the_engine_makes_of_nothing(pair):
+    nodes = pair()
+    ssh = nodes.folder / "bin/ssh"
+    no = 'case "$words" in image-stream*) echo "sparkops: refused: no room there" >&2; exit 1 ;; esac'
+    ssh.write_text(ssh.read_text().replace("limit=$(cat", f"{no}\nlimit=$(cat"))
+    with pytest.raises(Refused, match="no room there"):
+        nodes.ship(NEW, "stream")
+    assert nodes.target.loaded == []
+
+
 def rsync_through_the_script(nodes):
     """rsync gives each word of the far end's command as an argument of its own."""
     ssh = nodes.folder / "bin/ssh"
