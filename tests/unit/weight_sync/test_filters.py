@@ -1,0 +1,62 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Addresses of the rails, on both ends, and what is said of a group's mounts."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.sparkops.inference.plugins.filter import bootstrap, weight_sync
+
+NODES = ["spark-1", "spark-2", "spark-3"]
+RAILS = {"spark-1": ["198.51.100.11", "203.0.113.11"], "spark-2": ["198.51.100.12", "203.0.113.12"]}
+
+
+def plan(rails=RAILS, **settings):
+    return {
+        "nodes": NODES, "head": "spark-1", "deployment": "d", "addresses": {name: f"198.51.100.1{number}" for number, name in enumerate(NODES, 1)},
+        "settings": {"weight_sync_space_margin": 0, **settings}, "node_settings": {name: {"weight_sync_rails": found} for name, found in rails.items()},
+        "artefacts": [{"directory": "acme--tiny/c"}],
+    }  # fmt: skip
+
+
+def facts(name):
+    return {
+        "user": {"name": "alice", "home": "/home/alice"}, "weights_root": "/w", "state_root": "/s", "libexec": "/l", "python": {"executable": "/usr/bin/python3"},
+        "key": {"public": f"ssh-ed25519 AAAA {name}"}, "sudo": "passwordless",
+    }  # fmt: skip
+
+
+HOSTVARS = {name: {"spark_node": facts(name)} for name in NODES}
+
+
+def test_a_peer_may_use_its_key_from_each_of_its_rails_and_from_nowhere_else():
+    lines = bootstrap.gate_lines(HOSTVARS, plan(), "spark-1")
+    assert [line.split('from="')[1].split('"')[0] for line in lines] == ["198.51.100.12,203.0.113.12", "198.51.100.13"]
+
+
+@pytest.mark.parametrize(
+    ("host", "sources"),
+    [
+        ("spark-2", [("spark-1", RAILS["spark-1"], RAILS["spark-2"])]),
+        ("spark-3", [("spark-2", RAILS["spark-2"], ["198.51.100.13"]), ("spark-1", RAILS["spark-1"], ["198.51.100.13"])]),
+    ],
+)
+def test_a_worker_is_told_all_rails_of_its_sources_and_says_all_of_its_own(host, sources):
+    found = weight_sync.sync_sources(HOSTVARS, plan(), host)
+    assert [(source["node"], source["rails"], source["clients"]) for source in found] == sources
+
+
+def test_only_the_workers_are_clients_of_the_export():
+    assert weight_sync.sync_clients(plan()) == ["198.51.100.12", "203.0.113.12", "198.51.100.13"]
+
+
+def test_the_problems_of_all_mounts_are_one_text():
+    found = {**HOSTVARS, "spark-2": {"__weight_sync_probe": {"message": "spark-2: dead"}}, "spark-3": {"__weight_sync_probe": {"skipped": True}}}
+    assert weight_sync.sync_unreachable(found, plan()) == "spark-2: dead"
+    assert weight_sync.sync_unreachable(HOSTVARS, plan()) == ""
+
+
+def test_trees_and_manifests_are_watched():
+    assert weight_sync.zfs_watched(plan(), "/w") == ["/w/acme--tiny/c", "/w/acme--tiny/c.manifest.json"]
