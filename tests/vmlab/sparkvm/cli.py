@@ -87,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (LabError, ValueError) as error:
         print(f"vmlab: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # the reader, say `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("vmlab: interrupted; `vmlab up` goes on from here, `vmlab down` cleans up", file=sys.stderr)
         return 130
