@@ -58,6 +58,10 @@ def missing_interfaces(rails: t.Iterable[str], links: t.Sequence[t.Mapping[str, 
     return sorted(set(rails) - {link.get("ifname") for link in links})
 
 
+def addresses_of(link: t.Mapping[str, t.Any]) -> list[str]:
+    return [f"{entry['local']}/{entry['prefixlen']}" for entry in link.get("addr_info", []) if entry.get("family") == "inet"]
+
+
 def drift(rails: t.Mapping[str, t.Sequence[str]], mtu: int, links: t.Sequence[t.Mapping[str, t.Any]]) -> list[str]:
     """How the running interfaces (of ``ip -json address``) differ from the file: a driver reset or a hand may have changed them."""
     found = []
@@ -67,8 +71,7 @@ def drift(rails: t.Mapping[str, t.Sequence[str]], mtu: int, links: t.Sequence[t.
             continue
         if link.get("mtu") != mtu:
             found.append(f"{name} runs with MTU {link.get('mtu')}")
-        has = {f"{entry.get('local')}/{entry.get('prefixlen')}" for entry in link.get("addr_info", [])}
-        found += [f"{name} runs without {address}" for address in rails[name] if address not in has]
+        found += [f"{name} runs without {address}" for address in rails[name] if address not in addresses_of(link)]
     return sorted(found)
 
 
@@ -92,14 +95,18 @@ def foreign_files(texts: t.Mapping[str, str], own: str, interfaces: t.Iterable[s
     return found
 
 
-def return_program(path: str, previous: str) -> str:
-    """A shell program that puts the earlier state back: the previous file, or none."""
+def return_program(path: str, previous: str, rails: t.Mapping[str, t.Sequence[str]], links: t.Sequence[t.Mapping[str, t.Any]]) -> str:
+    """A shell program that puts the earlier state back: the previous file or none, and what the rails ran with (``ip -json address``).
+
+    The new addresses go first and by hand: one of them may be what cuts the node off, and not every renderer takes them away.
+    """
     own, before = shlex.quote(path), shlex.quote(previous)
-    lines = (
-        "#!/bin/sh",
-        "# Takes back a change of the fabric's netplan file.",
-        f"rm -f {own}",
-        f"if [ -e {before} ]; then cp -p {before} {own}; fi",
-        "exec netplan apply",
-    )
+    had = {link["ifname"]: link for link in links if link.get("ifname") in rails}
+    lines = ["#!/bin/sh", "# Takes back a change of the fabric's netplan file.", f"rm -f {own}", f"if [ -e {before} ]; then cp -p {before} {own}; fi"]
+    for name, link in sorted(had.items()):
+        lines += [f"ip address del {address} dev {name}" for address in rails[name] if address not in addresses_of(link)]
+    lines.append("netplan apply")
+    for name, link in sorted(had.items()):
+        lines.append(f"ip link set dev {name} mtu {link['mtu']}")
+        lines += [f"ip address replace {address} dev {name}" for address in addresses_of(link)]
     return "\n".join(lines) + "\n"

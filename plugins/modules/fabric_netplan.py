@@ -120,6 +120,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._refusal import
 
 UNIT = "sparkops-fabric-return"
 RETURN_PROGRAM = "return.sh"
+RENDERER_SECONDS = 10
 
 
 class RailFile:
@@ -197,10 +198,24 @@ class RailFile:
         if result["changed"] and not self.module.check_mode:
             self.validate(wanted)
             result["backup"] = self.backup()
-            self.arm(os.path.join(result["backup"], RETURN_PROGRAM))
+            self.arm(self.write_return_program(result["backup"], links))
             self.write(wanted)
             self.run("netplan", "apply")
+            self.set_right()
         return result
+
+    def set_right(self) -> None:
+        """Give the renderer a moment; what it then still leaves as it was (it may see no change in its own files) is set by hand."""
+        rails, mtu = self.module.params["rails"], self.module.params["mtu"]
+        end = time.monotonic() + RENDERER_SECONDS
+        while drift(rails, mtu, self.links()):
+            if time.monotonic() > end:
+                for name, addresses in rails.items():
+                    self.run("ip", "link", "set", "dev", name, "mtu", str(mtu), "up")
+                    for address in addresses:
+                        self.run("ip", "address", "replace", address, "dev", name)
+                return
+            time.sleep(0.5)
 
     def spare_default_route(self) -> None:
         """A rail file has no gateway: written for the way to the outside, it would cut the node off for good."""
@@ -224,14 +239,17 @@ class RailFile:
             self.refuse("fabric.netplan_invalid", (err or out).strip()[-300:], "a configuration that netplan accepts", "correct the netplan file that it names")
 
     def backup(self) -> str:
-        """All files as they are, and the program that returns to them."""
+        """All files as they are."""
         os.makedirs(self.backups, mode=0o700, exist_ok=True)
         target = tempfile.mkdtemp(prefix=time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()), dir=self.backups)
         shutil.copytree(self.folder, target, dirs_exist_ok=True)
-        program = os.path.join(target, RETURN_PROGRAM)
-        with open(os.open(program, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "w", encoding="utf-8") as stream:
-            stream.write(return_program(self.path, os.path.join(target, self.name)))
         return target
+
+    def write_return_program(self, backup: str, links: t.Sequence[t.Mapping[str, t.Any]]) -> str:
+        program = os.path.join(backup, RETURN_PROGRAM)
+        with open(os.open(program, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "w", encoding="utf-8") as stream:
+            stream.write(return_program(self.path, os.path.join(backup, self.name), self.module.params["rails"], links))
+        return program
 
     def arm(self, program: str) -> None:
         """The timer is set before the change: from here on the node comes back by itself."""

@@ -94,7 +94,8 @@ class Node:
 
     def __init__(self, root: pathlib.Path, monkeypatch, capsys) -> None:
         self.root, self.capsys, self.calls, self.fail = root, capsys, [], ""
-        self.mtu = dict.fromkeys(RAILS, 9000)
+        self.mtu, self.renders = dict.fromkeys(RAILS, 9000), True
+        monkeypatch.setattr(fabric_netplan, "RENDERER_SECONDS", 0)
         self.folder = root / "etc/netplan"
         self.folder.mkdir(parents=True)
         self.file = self.folder / "90-sparkops-fabric.yaml"
@@ -104,10 +105,12 @@ class Node:
 
     def run_command(self, command, **dummy):
         if command == ["ip", "-json", "address", "show"]:  # reads only, so that it is no call to speak of
-            addresses = {name: [{"local": one.split("/")[0], "prefixlen": int(one.split("/")[1])} for one in RAILS[name]] for name in RAILS}
+            addresses = {name: [{"family": "inet", "local": one.split("/")[0], "prefixlen": int(one.split("/")[1])} for one in RAILS[name]] for name in RAILS}
             return 0, json.dumps([{"ifname": name, "mtu": self.mtu[name], "addr_info": addresses[name]} for name in self.mtu]), ""
-        if command == ["netplan", "apply"] and not self.fail:
+        if command == ["netplan", "apply"] and not self.fail and self.renders:
             self.mtu = dict.fromkeys(self.mtu, 9000)
+        if command[:3] == ["ip", "link", "set"]:
+            self.mtu[command[4]] = int(command[6])
         words = ["ROOT" if word.startswith("/tmp/") and command[:2] == ["netplan", "generate"] else word for word in command]
         self.calls.append(" ".join(words).replace(str(self.root), ""))
         return (1, "", "it is wrong") if self.fail and self.fail in self.calls[-1] else (0, "", "")
@@ -163,8 +166,15 @@ def test_a_rail_that_runs_otherwise_than_the_file_says_is_set_right(node):
     assert node.run(rails=RAILS)["changed"] is False
 
 
+def test_what_the_renderer_leaves_is_set_by_hand(node):
+    node.run(rails=RAILS)
+    node.mtu["enP2p1s0f1np1"], node.renders = 1500, False
+    assert node.run(rails=RAILS)["changed"] and node.mtu["enP2p1s0f1np1"] == 9000
+    assert node.calls[-2:] == ["ip link set dev enP2p1s0f1np1 mtu 9000 up", "ip address replace 203.0.113.11/24 dev enP2p1s0f1np1"]
+
+
 def test_an_address_that_a_rail_lost_is_seen():
-    links = [{"ifname": "enp1s0f1np1", "mtu": 9000, "addr_info": []}, {"ifname": "enP2p1s0f1np1", "mtu": 9000, "addr_info": [{"local": "203.0.113.11", "prefixlen": 24}]}]
+    links = [{"ifname": "enp1s0f1np1", "mtu": 9000, "addr_info": []}, {"ifname": "enP2p1s0f1np1", "mtu": 9000, "addr_info": [{"family": "inet", "local": "203.0.113.11", "prefixlen": 24}]}]
     assert _netplan.drift(RAILS, 9000, links) == ["enp1s0f1np1 runs without 198.51.100.11/24"]
 
 
@@ -178,14 +188,25 @@ def test_an_interface_that_the_node_does_not_have_is_refused(node):
 def test_the_return_program_puts_back_what_was_there(node, before):
     if before:
         node.file.write_text(before)
-    backup = pathlib.Path(node.run(rails=RAILS)["backup"])
+    node.mtu["enP2p1s0f1np1"] = 1500
+    wrong = {**RAILS, "enP2p1s0f1np1": ["203.0.113.11/24", "198.18.1.1/32"]}
+    backup = pathlib.Path(node.run(rails=wrong)["backup"])
     tools = node.root / "bin"
     tools.mkdir()
-    (tools / "netplan").write_text(f"#!/bin/sh\necho $@ > {node.root}/applied\n")
-    (tools / "netplan").chmod(0o755)
+    for name in ("netplan", "ip"):
+        (tools / name).write_text(f"#!/bin/sh\necho {name} $@ >> {node.root}/done\n")
+        (tools / name).chmod(0o755)
     subprocess.run(["/bin/sh", str(backup / "return.sh")], check=True, env={"PATH": f"{tools}:{os.environ['PATH']}"})
     assert (node.file.read_text() if node.file.exists() else None) == before
-    assert (node.root / "applied").read_text() == "apply\n" and (node.folder / "50-lan.yaml").read_text() == LAN
+    assert (node.folder / "50-lan.yaml").read_text() == LAN
+    assert (node.root / "done").read_text().splitlines() == [
+        "ip address del 198.18.1.1/32 dev enP2p1s0f1np1",  # what may have cut the node off goes first
+        "netplan apply",
+        "ip link set dev enP2p1s0f1np1 mtu 1500",
+        "ip address replace 203.0.113.11/24 dev enP2p1s0f1np1",
+        "ip link set dev enp1s0f1np1 mtu 9000",
+        "ip address replace 198.51.100.11/24 dev enp1s0f1np1",
+    ]
 
 
 def test_what_netplan_rejects_is_not_written(node):
