@@ -111,7 +111,7 @@ class Watcher:
     def _follow(self):
         try:
             # A container that was started again still has the words of its earlier runs.
-            for line in self.docker.follow_logs(self.name, started_at(self.run[1])):
+            for line in self.docker.follow_logs(self.name, int(started_at(self.run[1]))):
                 self._on_line(line)
         except DockerError:
             return  # the engine went away: the next heartbeat says so
@@ -454,14 +454,17 @@ def stamp(path):
 
 
 def started_at(text):
-    """The Unix time of one of the engine's times, cut to whole seconds; 0 for a container that never ran."""
-    return 0 if text.startswith("0001") else calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
+    """The Unix time of one of the engine's times, 2026-01-31T10:20:30.123456789Z; 0 for a container that never ran."""
+    if text.startswith("0001"):
+        return 0.0
+    fraction = re.match(r"\.\d+", text[19:])
+    return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")) + (float(fraction.group()) if fraction else 0.0)
 
 
 def started_since(container, moment):
     """Whether the container was started at or after a Unix time."""
     started = started_at(container["State"]["StartedAt"])
-    return started > 0 and started >= int(moment)
+    return started > 0 and started >= moment
 
 
 def memory(guard):

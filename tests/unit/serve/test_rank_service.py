@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import datetime
 import http.server
 import importlib.util
 import json
@@ -94,7 +95,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.engine.calls.append(f"{act} {self.path.partition('signal=')[2]}".strip())
         self.engine.running = act == "start" or "SIGTERM" in self.path
         if act == "start":
-            self.engine.started_at = "2026-01-01T00:00:00Z"
+            self.engine.started_at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
         self.reply(204)
 
 

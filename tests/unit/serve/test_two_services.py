@@ -127,17 +127,33 @@ def test_a_guard_on_either_node_ends_both_ranks(pair, trips):
     assert pair[0].engine.running and pair[1].engine.running and pair[1].beat()["guard"]["tripped"] is None
 
 
-def test_the_group_comes_back_after_a_boot_of_the_worker(pair):
+@pytest.mark.parametrize("lost, late", [((0,), 0), ((1,), 0), ((0, 1), 0), ((0, 1), 4)])
+def test_the_group_comes_back_after_a_loss_of_power(pair, lost, late):
+    """Head, worker, both, both with the worker late: what the keeper decides on is real but for the boots' names."""
     pair[0].say("group-start")
-    group = json.loads((pair[0].state_dir / "group.json").read_text())
+    path = pair[0].state_dir / "group.json"
+    group = json.loads(path.read_text())
     assert sorted(group["boots"]) == ["0", "1"] and group["ids"]["1"]
-    # The worker booted: its rank is gone, its boot is another one than when the group was started.
-    pair[1].engine.running = False
-    (pair[0].state_dir / "group.json").write_text(json.dumps({**group, "boots": {**group["boots"], "1": "an earlier boot"}}))
+    for rank in lost:
+        pair[rank].process.kill()
+        pair[rank].process.wait(10)
+        pair[rank].engine.running = False
+        group["boots"][str(rank)] = "an earlier boot"
+    path.write_text(json.dumps(group))
+    for rank in lost:
+        if rank == 1 and late:
+            time.sleep(late)
+            assert pair[0].engine.calls.count("start") == 1 and not pair[0].engine.running, "no rank runs without its peer"
+            assert "waits for rank 1" in pair[0].beat()["keeper"]
+        pair[rank].run()
     wait_for(lambda: [one.engine.calls.count("start") for one in pair] == [2, 2], 30)
-    assert pair[0].engine.calls == ["start", "stop", "start"], "the rank with the dead peer is replaced too"
+    assert pair[0].engine.running and pair[1].engine.running
+    if lost == (1,):
+        assert pair[0].engine.calls == ["start", "stop", "start"], "the rank with the dead peer is replaced too"
+    if lost == (0,):
+        assert pair[1].engine.calls == ["start", "stop", "start"]
     restarts = json.loads((pair[0].state_dir / "restarts.json").read_text())
-    assert len(restarts["attempts"]) == 1 and "rank 1 booted" in restarts["attempts"][0]["reason"]
+    assert len(restarts["attempts"]) == 1 and "booted since the group was started" in restarts["attempts"][0]["reason"]
     assert pair[0].say("stop")["container"]["running"] is False
     wait_for(lambda: pair[0].beat()["keeper"] == "stopped, as ordered")
     assert pair[0].engine.calls.count("start") == 2
