@@ -669,8 +669,8 @@ _MEMORY: dict[str, dict[str, t.Any]] = {
         "minimum": 0,
         "maximum": 200,
         "role": "memory",
-        "description": "What play memory_policy sets C(vm.swappiness) to, now and at boot. With 0 the kernel swaps only as the last resort. Without a value it is "
-        "left alone.",
+        "description": "What play memory_policy sets C(vm.swappiness) to, now and at boot. With 0 the kernel swaps only as the last resort. Without a value it "
+        "is left alone.",
     },
     "memory_jobs_limit": {
         "kind": "size",

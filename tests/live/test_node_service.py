@@ -61,8 +61,10 @@ def events(node, deployment="lab_faults"):
 def completion(deployment="lab_faults", port=STUB_PORT, model="tiny", timeout=20) -> str:
     """What rank 0 answers to a request made on it, empty when it does not."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4})
-    return on("spark-1", f"curl -s -m {timeout} -H \"Authorization: Bearer $(cat /var/lib/sparkops/{deployment}/key/api_key)\" -H 'Content-Type: application/json' "
-                         f"-d '{body}' http://127.0.0.1:{port}/v1/chat/completions | grep -o '\"content\": *\"[^\"]*\"' || true", check=False)
+    key = f"$(cat /var/lib/sparkops/{deployment}/key/api_key)"
+    headers = f"-H \"Authorization: Bearer {key}\" -H 'Content-Type: application/json'"
+    address = f"http://127.0.0.1:{port}/v1/chat/completions"
+    return on("spark-1", f"curl -s -m {timeout} {headers} -d '{body}' {address} | grep -o '\"content\": *\"[^\"]*\"' || true", check=False)
 
 
 def outside(*command):

@@ -299,7 +299,10 @@ def test_the_gate_lets_the_head_say_five_words(tmp_path, verb):
     assert done.returncode == 0 and "rank_service" in done.stdout and verb in done.stdout
 
 
-@pytest.mark.parametrize("command", ["state dep; id", "state ../dep", "start dep extra", "STATE dep", "restart dep", "stop-now", "run dep", "group-stop dep", "state dep\nid", "state dep\n", "", "id"])
+@pytest.mark.parametrize("command", [
+    "state dep; id", "state ../dep", "start dep extra", "STATE dep", "restart dep", "stop-now",
+    "run dep", "group-stop dep", "state dep\nid", "state dep\n", "", "id",
+])
 def test_anything_else_goes_to_the_source_gate_which_knows_no_control(tmp_path, command):
     done = gate(tmp_path, command)
     assert "rank_service" not in done.stdout and "source_gate ['/weights']" in done.stdout
