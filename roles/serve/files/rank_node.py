@@ -181,6 +181,8 @@ class Sources:
         return self.found
 
     def _look(self, rank, container_id):
+        # First the files: a look at them is what makes an automount mount.
+        absent = [path for path in rank.get("mounts", []) if not os.path.exists(path)]
         recorded, table, found = read_json(self.paths.sources, {}), self.table(), []
         gone = set()
         if recorded.get("container") == container_id:
@@ -188,8 +190,8 @@ class Sources:
                 if point not in table or table[point][0] != kind:
                     gone.add(path)
                     found.append(f"{point} is not mounted ({kind}, {device}), and {path} lies on it")
-        for path in rank.get("mounts", []):
-            if path not in gone and not os.path.exists(path):
+        for path in absent:
+            if path not in gone:
                 gone.add(path)
                 found.append(f"{path} is not there")
         for artefact in rank.get("artefacts", []):
