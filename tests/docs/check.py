@@ -80,6 +80,22 @@ def refusals() -> list[dict]:
     return sorted(found, key=lambda entry: entry["id"])
 
 
+def symptoms() -> str:
+    """What one sees, what the plays say, and which play mends it."""
+    with open(os.path.join(ROOT, "docs/symptoms.yml"), encoding="utf-8") as stream:
+        entries = yaml.safe_load(stream)
+    rows = []
+    for entry in entries:
+        said = [*(f"[`{name}`](#{anchor(name)})" for name in entry["ids"]), *(f"notice: {words}" for words in entry.get("says", []))]
+        plays = ", ".join(f"`{name}.yml`" for name in entry["plays"])
+        rows.append(f"| {entry['symptom']} | {', '.join(said) or 'nothing'} | {entry['do']} | {plays} |")
+    return "\n".join(["| what one sees | what the plays say | what to do | plays |", "| --- | --- | --- | --- |", *rows])
+
+
+def anchor(name: str) -> str:
+    return name.replace(".", "-").replace("_", "-").lower()
+
+
 def troubleshooting() -> str:
     parts = [
         "# Troubleshooting", NOTICE,
@@ -87,13 +103,14 @@ def troubleshooting() -> str:
         "All problems of a run come at once, and nothing was changed before. This page has each id.",
         "Where to begin: `preflight.yml` says what is wrong with the nodes, `status.yml` with the group, `doctor.yml` with the machines and their links, "
         "`logs.yml` shows the ranks' own words.",
+        "## By symptom", symptoms(),
     ]
     area = ""
     for entry in refusals():
         if entry["id"].partition(".")[0] != area:
             area = entry["id"].partition(".")[0]
             parts.append(f"## {area}")
-        parts.append(f"**`{entry['id']}`** {entry['means']}\n*Next:* {entry['do']}")
+        parts.append(f"<a id=\"{anchor(entry['id'])}\"></a>**`{entry['id']}`** {entry['means']}\n*Next:* {entry['do']}")
     return "\n\n".join(parts) + "\n"
 
 
