@@ -124,7 +124,7 @@ def test_every_console_block_is_walked_or_said_to_be_by_hand():
 def test_the_readme_ends_in_a_serving_group(shell):
     said = follow(shell, "README.md")
     last = said["ansible-playbook -i my-sparks sparkops.inference.site"]
-    assert "proof in" in last and "endpoint http://198.18.0.21:8888/v1" in last
+    assert "proof in" in last and "endpoint http://198.18.0.21:8888/v1" in last and "/.local/state/sparkops/reports/lab_tiny/bringup-" in last
     assert "would change" in said["ansible-playbook -i my-sparks sparkops.inference.site --check --diff"] or "changed=" in said[
         "ansible-playbook -i my-sparks sparkops.inference.site --check --diff"
     ]

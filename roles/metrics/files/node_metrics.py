@@ -74,17 +74,16 @@ def look_at_group(state_dir, record, program, memory, now):
     answers = group_answers(program, state_dir)
     names = [str(peer["rank"]) for peer in record["peers"]]
     infos = {name: answers[name] if answers.get(name, {}).get("service") == "alive" else None for name in names}
-    head = (infos.get("0") or {}).get("container") or {}
+    containers = [(info or {}).get("container") or {} for info in infos.values()]
+    running = sum(1 for container in containers if container.get("running"))
     settings = read_json(os.path.join(state_dir, "metrics.json"), {})
     api, known = None, memory
-    if head.get("running") and settings:
-        api, known = api_says(settings, state_dir, head["started_at"], memory, now)
+    # Half a group is told by its containers; a request would only wait for the rank that is gone.
+    if settings and running == len(names):
+        api, known = api_says(settings, state_dir, containers[0]["started_at"], memory, now)
     state = group_state(names, infos, {}, api)["state"]
-    if state == WEDGED and known.get("ok") is None:
+    if (state == WEDGED and known.get("ok") is None) or (state == LOADING and not settings):
         state = UNPROVEN
-    if state == LOADING and not settings:
-        state = UNPROVEN
-    running = sum(1 for info in infos.values() if info and info["container"] and info["container"]["running"])
     proven = unix_time(read_json(os.path.join(state_dir, "last_good.json"), {}).get("proven_at", ""))
     return group_samples(record["deployment"], state, len(names), running, known.get("token_at"), proven), known
 

@@ -181,6 +181,7 @@ def test_a_dead_or_unreachable_worker_is_half_a_group(engine, head):
     assert state_of(head(worker=dead)) == ["half"]
     assert state_of(head(service="unreachable")) == ["half"]
     assert state_of(head(worker=dead, container=dead)) == ["absent"]
+    assert requests_of(engine) == [], "a request would wait for the rank that is gone"
 
 
 def test_targets_are_what_a_prometheus_reaches():
