@@ -5,6 +5,8 @@ SHELL := /bin/bash
 CACHE ?= $(or $(SPARKOPS_CACHE),$(HOME)/.cache/sparkops-inference)
 export SPARKOPS_CACHE := $(CACHE)
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.collections
+# Where the plays' reports lie, so that `make clean` takes them away too.
+export XDG_STATE_HOME := $(CACHE)/state
 export MOLECULE_GLOB := molecule/*/molecule.yml
 export PATH := $(CACHE)/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 

@@ -94,7 +94,7 @@ def fixture_shell(tmp_path_factory):
     editor.write_text(EDITOR, encoding="utf-8")
     editor.chmod(0o755)
     # A newcomer has neither this checkout's settings nor its link tree.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "PYTHONPATH"))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "PYTHONPATH", "XDG_"))}
     environment.update(EDITOR=str(editor), HOME=str(folder), ANSIBLE_FORCE_COLOR="0")
     shell = Shell(str(folder), environment)
     yield shell
