@@ -175,7 +175,7 @@ def memory_plot(run: Document) -> Document | None:
     series = [
         Series(
             f"rank {rank} ({node})", "line", f"rank{rank % 4}",
-            tuple(flat(index, entry["memory"][rank]["available_bytes"] / 2**30) for index, entry in enumerate(entries) if entry["memory"][rank]["available_bytes"]),
+            tuple(flat(index, low / 2**30) for index, entry in enumerate(entries) if (low := entry["memory"][rank]["available_bytes"])),
         )
         for rank, node in enumerate(run["nodes"])
     ]  # fmt: skip

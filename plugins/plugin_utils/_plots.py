@@ -98,7 +98,9 @@ def _shapes_of(
                 {"kind": "rect", "style": one.style, "x": left, "y": height(y), "w": round(width - 2, 1), "h": round(height(0) - height(y), 1), "title": title}
             )
         elif one.form == "mark":
-            shapes.append({"kind": "line", "style": f"stroke {one.style}", "x1": middle - 18, "x2": middle + 18, "y1": height(y), "y2": height(y), "title": title})
+            shapes.append(
+                {"kind": "line", "style": f"stroke {one.style}", "x1": middle - 18, "x2": middle + 18, "y1": height(y), "y2": height(y), "title": title}
+            )
         else:
             shapes.append({"kind": "circle", "style": one.style, "x": middle, "y": height(y), "r": 4, "title": title})
         if least != greatest and one.form != "mark":

@@ -64,7 +64,8 @@ def bench(stamp: str, factor: float) -> dict[str, t.Any]:
         probe("What is the capital of France?", f"Paris {HOSTILE}", True), probe("Odd?", "London", False), probe("Silent?", "", None),
     ]  # fmt: skip
     about = {
-        "id": stamp, "begun_at": f"2026-11-{stamp[6:8]} 10:00:00 UTC", "seconds": 900.0, "image": "registry.example/deepseek:2.9bpw", "image_digest": "sha256:abab",
+        "id": stamp, "begun_at": f"2026-11-{stamp[6:8]} 10:00:00 UTC", "seconds": 900.0,
+        "image": "registry.example/deepseek:2.9bpw", "image_digest": "sha256:abab",
         "weights": [{"repository": "acme/model", "revision": "0" * 40}],
     }  # fmt: skip
     survey = {"version": "0.32.0", "max_model_len": 600000, "others_running": 1}

@@ -58,9 +58,9 @@ def test_a_request_has_known_fields_at_its_top_level(block):
 
 
 def test_the_library_gets_what_belongs_to_the_top_level_in_extra_body():
-    calls = [node for node in ast.walk(ast.parse(BLOCKS["library"].text)) if isinstance(node, ast.Call) and any(word.arg == "extra_body" for word in node.keywords)]
-    given = {word.arg: word.value for word in calls[0].keywords}
-    assert ast.literal_eval(given["extra_body"]) == {"chat_template_kwargs": BLOCKS["thinking off"].body["chat_template_kwargs"]}
+    words = [word for node in ast.walk(ast.parse(BLOCKS["library"].text)) if isinstance(node, ast.Call) for word in node.keywords]
+    given = next(word.value for word in words if word.arg == "extra_body")
+    assert ast.literal_eval(given) == {"chat_template_kwargs": BLOCKS["thinking off"].body["chat_template_kwargs"]}
 
 
 def test_the_recommended_sampling_and_efforts_are_the_profiles():
@@ -79,4 +79,5 @@ def test_the_recommended_sampling_and_efforts_are_the_profiles():
 def test_the_tables_say_what_is_open_and_what_is_not_promised():
     rows = table(PAGE, "What the key guards")
     assert {row[1] for row in rows} == {"200", "401"} and len(rows) >= 10
-    assert [row[0] for row in table(PAGE, "What prefix caching and MAX_NUM_SEQS promise") if row[0]] == ["prefix caching", "`serve_max_num_seqs` (`MAX_NUM_SEQS`)"]
+    promised = [row[0] for row in table(PAGE, "What prefix caching and MAX_NUM_SEQS promise") if row[0]]
+    assert promised == ["prefix caching", "`serve_max_num_seqs` (`MAX_NUM_SEQS`)"]

@@ -101,7 +101,10 @@ def test_prefill_counts_until_the_first_token():
 
 @pytest.mark.parametrize(
     "text, degenerate",
-    [("!!!!!!!!", True), ("", True), (" \n", True), ("nan", True), ("NaN, nan", True), ("Paris", False), ("9.9", False), ("OK", False), ("a", False), ("banana", False)],
+    [
+        ("!!!!!!!!", True), ("", True), (" \n", True), ("nan", True), ("NaN, nan", True),
+        ("Paris", False), ("9.9", False), ("OK", False), ("a", False), ("banana", False),
+    ],  # fmt: skip
 )
 def test_words_that_no_sound_engine_says(text, degenerate):
     assert is_degenerate(text) is degenerate
@@ -212,6 +215,7 @@ def test_another_model_on_the_port_is_refused(engine, capsys):
 
 
 def test_an_unknown_kind_is_refused(tmp_path, capsys):
-    with patch_module_args({"state_dir": str(tmp_path), "program": "/nowhere", "api_port": 1, "model": "m", "case": {"kind": "guess"}}), pytest.raises(SystemExit):
+    arguments = {"state_dir": str(tmp_path), "program": "/nowhere", "api_port": 1, "model": "m", "case": {"kind": "guess"}}
+    with patch_module_args(arguments), pytest.raises(SystemExit):
         serve_bench.main()
     assert "guess" in json.loads(capsys.readouterr().out)["msg"]

@@ -20,7 +20,9 @@ from ansible_collections.sparkops.inference.plugins.filter.report import scrape_
 from ansible_collections.sparkops.inference.plugins.module_utils._bench_stats import parse_metrics
 from ansible_collections.sparkops.inference.plugins.module_utils._metrics_text import counters, exposition, next_look, rank_samples, unix_time
 
-CONTAINER = {"running": True, "exit_code": 0, "oom_killed": False, "started_at": "2026-11-29T22:00:00.123456789Z", "group": "g", "spec": "s", "status": "running"}
+CONTAINER = {
+    "running": True, "exit_code": 0, "oom_killed": False, "started_at": "2026-11-29T22:00:00.123456789Z", "group": "g", "spec": "s", "status": "running",
+}  # fmt: skip
 RECORD = {"deployment": "d", "rank": 1}
 
 
@@ -121,7 +123,8 @@ def fixture_head(engine, tmp_path):
     state = root / "d"
     (state / "key").mkdir(parents=True)
     programs.mkdir()
-    for source in ("roles/metrics/files/node_metrics.py", *(f"plugins/module_utils/_{name}.py" for name in ("engine_api", "group_state", "metrics_text", "rank_state"))):
+    helpers = (f"plugins/module_utils/_{name}.py" for name in ("engine_api", "group_state", "metrics_text", "rank_state"))
+    for source in ("roles/metrics/files/node_metrics.py", *helpers):
         target = programs / os.path.basename(source)
         with open(os.path.join(ROOT, source), encoding="utf-8") as stream:
             target.write_text(stream.read(), encoding="utf-8")

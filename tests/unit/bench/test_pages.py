@@ -56,7 +56,10 @@ def test_notes_say_what_shares_the_speed():
     assert any("requests of others" in note for note in RUN["notes"]) and any("2 requests at once" in note for note in RUN["notes"])
 
 
-@pytest.mark.parametrize("text", [page(RUN, [BEFORE]), _pages.render("bringup", view=run_view(bench_samples.bringup(True)), data=bench_samples.bringup(True), version="1")])
+FAILED = bench_samples.bringup(failed=True)
+
+
+@pytest.mark.parametrize("text", [page(RUN, [BEFORE]), _pages.render("bringup", view=run_view(FAILED), data=FAILED, version="1")], ids=["bench", "bringup"])
 def test_a_page_stands_alone_and_texts_stay_texts(text):
     assert "<script>" not in text and text.count("<script") == 1
     assert not re.search(r"""(?:src|href)\s*=|url\(|@import|https?://""", text)
@@ -155,7 +158,10 @@ def test_what_is_no_document_is_passed_over(tmp_path):
 # --- plots -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("greatest, wanted", [(0, [0, 1]), (1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (42.5, [0, 10, 20, 30, 40, 50]), (1054, [0, 250, 500, 750, 1000, 1250])])
+@pytest.mark.parametrize(
+    "greatest, wanted",
+    [(0, [0, 1]), (1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (42.5, [0, 10, 20, 30, 40, 50]), (1054, [0, 250, 500, 750, 1000, 1250])],
+)
 def test_ticks_are_round_and_reach_over_the_greatest(greatest, wanted):
     assert ticks(greatest) == wanted
 
