@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 
+import bench_samples
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
+from ansible_collections.sparkops.inference.plugins.filter.bench import bench_lines
 from ansible_collections.sparkops.inference.plugins.module_utils._bench_plan import PROBES, bench_cases, filler, words_for
 from ansible_collections.sparkops.inference.plugins.module_utils._bench_stats import (
     acceptance,
@@ -146,6 +148,15 @@ def test_the_least_of_each_rank():
     assert lowest([{"0": 5}, {"0": 3, "1": 9}, {"0": 4, "1": 8}, {}]) == {"0": 3, "1": 8}
 
 
+def test_a_run_in_lines_for_a_terminal():
+    run = bench_samples.bench("20261129T100000Z", 1.0)
+    lines = bench_lines(run)
+    assert lines[0] == "prose, 1 streams: 31.6 tokens/s (28.4 to 34.8), first token 222 ms, 70.0 % of drafts accepted"
+    assert lines[2] == f"prose, 4 streams: {bench_samples.HOSTILE}", "an error is told in the place of figures"
+    assert lines[4] == "prompt of 8,192 tokens (8192): 970.8 tokens/s, first token 8.44 s"
+    assert [line for line in lines if line.startswith("left out: prompt of 601,000 tokens")] and lines[-1].startswith("note: ")
+
+
 # --- the stream ------------------------------------------------------------------------------------------------------------
 
 
@@ -206,6 +217,18 @@ def test_an_engine_that_fails_is_told_with_its_words(engine, capsys):
     case = {"kind": "decode", "label": "x", "what": "prose", "streams": 1, "runs": 1, "prompt": "p", "max_tokens": 8}
     measured = run(engine, capsys, case)["measured"]
     assert measured["tokens_per_second"] is None and "HTTP 500" in measured["runs"][0]["error"] and "EngineCore" in measured["runs"][0]["error"]
+
+
+@pytest.mark.parametrize("engine", [{"STUB_COMPLETION": "hang"}], indirect=True)
+def test_a_request_that_hangs_ends_with_its_time(engine, capsys):
+    measured = run(engine, capsys, {"kind": "probe", "label": "x", "question": "q", "expects": "", "max_tokens": 8}, timeout=1)["measured"]
+    assert measured["sound"] is None and "timed out" in measured["error"]
+
+
+@pytest.mark.parametrize("engine", [{"STUB_ANSWER": "one two three four", "STUB_TOKEN_SECONDS": "0.6"}], indirect=True)
+def test_a_stream_that_drags_on_ends_with_its_time_and_keeps_what_came(engine, capsys):
+    measured = run(engine, capsys, {"kind": "probe", "label": "x", "question": "q", "expects": "", "max_tokens": 8}, timeout=1)["measured"]
+    assert "not finished within 1 s" in measured["error"] and measured["answer"].startswith("one two")
 
 
 @pytest.mark.parametrize("engine", [{"STUB_SERVED": "another"}], indirect=True)
