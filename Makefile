@@ -57,6 +57,10 @@ lab-test: ## Molecule scenarios and fault tests on the container lab
 test-awx: setup ## Each AWX job template against the lab, run by ansible-runner (not part of make test)
 	tests/run awx
 
+.PHONY: test-owner
+test-owner: setup ## Requests of the API guide, a benchmark, reports, metrics, a newcomer's walk on the container lab (not part of make test)
+	tests/run owner
+
 .PHONY: test-faults
 test-faults: setup ## Memory guard, reboots and watch on the container lab (15 minutes, not part of make test)
 	tests/run faults

@@ -27,12 +27,17 @@ FAMILIES = {
     "sparkops_rank_oom_killed": ("gauge", "Whether the kernel ended the rank for lack of memory."),
     "sparkops_rank_started_timestamp_seconds": ("gauge", "When the rank's container was started last."),
     "sparkops_rank_last_progress_timestamp_seconds": ("gauge", "When the rank last wrote a line or used processor time."),
+    "sparkops_memory_guard_floor_bytes": ("gauge", "The MemAvailable at which the rank's memory guard acts, while it is on."),
+    "sparkops_memory_guard_tripped": ("gauge", "Whether the memory guard has ended the rank since its last start."),
     "sparkops_group_state": ("gauge", "1 for the state that the group is in, as seen from rank 0."),
     "sparkops_group_ranks": ("gauge", "How many ranks the group has."),
     "sparkops_group_ranks_running": ("gauge", "How many ranks run, as seen from rank 0."),
     "sparkops_group_last_token_timestamp_seconds": ("gauge", "When the group was last seen to generate."),
     "sparkops_group_proven_timestamp_seconds": ("gauge", "When a play last proved the group."),
 }
+
+# Orders to stop that the rank service gave itself, to bring the group back: the rank is wanted all the same.
+KEEPERS = ("boot", "watch")
 
 Sample = t.Tuple[str, t.Dict[str, str], float]
 
@@ -80,7 +85,11 @@ def rank_samples(record: t.Mapping[str, t.Any], beat: t.Mapping[str, t.Any] | No
     samples: list[Sample] = [("sparkops_rank_service_up", labels, float(alive))]
     if not alive:
         return samples
-    samples.append(("sparkops_rank_wanted", labels, float(beat["wanted"]["action"] == "run")))
+    wanted, guard = beat["wanted"], beat["guard"]
+    samples.append(("sparkops_rank_wanted", labels, float(wanted["action"] == "run" or wanted.get("by") in KEEPERS)))
+    samples.append(("sparkops_memory_guard_tripped", labels, float(bool(guard["tripped"]))))
+    if guard["floor"]:
+        samples.append(("sparkops_memory_guard_floor_bytes", labels, float(guard["floor"])))
     container = beat["container"]
     samples.append(("sparkops_rank_running", labels, float(bool(container and container["running"]))))
     if container:

@@ -103,6 +103,7 @@ ADDRESS = "127.0.0.1"
 # This node's own memory costs a file read; the other ranks cost an ssh round trip each, whose heartbeats change once a second.
 OWN_SECONDS = 0.2
 RANKS_SECONDS = 2.0
+REMEMBERED_SECONDS = 10.0
 SAMPLE_WORDS = 400
 SIZING_ROUNDS = 6
 
@@ -215,13 +216,14 @@ def own_available() -> int:
         return parse_meminfo(stream.read())["MemAvailable"] * 1024
 
 
-def ranks_available(module: AnsibleModule) -> dict[str, int]:
+def ranks_available(module: AnsibleModule, begun: float) -> dict[str, int]:
+    """The services sample more often than this asks, and know the lowest of ten seconds; a younger case takes what is available now."""
+    name = "lowest_kib" if time.monotonic() - begun >= REMEMBERED_SECONDS else "available_kib"
     answer = ask_group(module.run_command, sys.executable, module.params["program"], "group-state", module.params["state_dir"])
     return {
-        # The service samples more often than this asks.
-        rank: (one["memory"].get("lowest_kib") or one["memory"]["available_kib"]) * 1024
+        rank: one["memory"][name] * 1024
         for rank, one in answer["ranks"].items()
-        if one.get("service") == "alive" and (one.get("memory") or {}).get("available_kib")
+        if one.get("service") == "alive" and (one.get("memory") or {}).get(name)
     }
 
 
@@ -248,8 +250,8 @@ def main() -> None:
     if case.get("kind") not in KINDS:
         module.fail_json(msg=f"case.kind is {case.get('kind')!r}; wanted one of {', '.join(KINDS)}")
     bench = Bench(module.params, read_api_key(module.params["state_dir"]))
-    watch = MemoryWatch(own_available, lambda: ranks_available(module))
     begun, before = time.monotonic(), bench.metrics()
+    watch = MemoryWatch(own_available, lambda: ranks_available(module, begun))
     watch.start()
     measured = KINDS[case["kind"]](bench, case)
     memory = watch.lowest()

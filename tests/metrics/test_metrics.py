@@ -75,7 +75,7 @@ def test_rules_and_dashboard_ask_only_for_what_is_told():
     assert asked - set(FAMILIES) - ENGINE - DRAFTING == set()
     # No line is told that nobody looks at, but for those that stand in the docs for a person.
     assert set(FAMILIES) - asked <= {"sparkops_node_memory_total_bytes", "sparkops_rank_exit_code", "sparkops_rank_last_progress_timestamp_seconds",
-                                     "sparkops_group_proven_timestamp_seconds"}
+                                     "sparkops_group_proven_timestamp_seconds", "sparkops_memory_guard_floor_bytes"}
 
 
 def test_each_alert_says_what_to_do():

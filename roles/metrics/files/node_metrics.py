@@ -20,7 +20,7 @@ import time
 # Installed beside this file: the collection's own readers, so that node and plays agree.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from _engine_api import COMPLETION_PATH, call, completion_text  # noqa: E402
-from _group_state import LOADING, WEDGED, group_state  # noqa: E402
+from _group_state import WEDGED, group_state  # noqa: E402
 from _metrics_text import UNPROVEN, counters, exposition, group_samples, next_look, node_samples, rank_samples, unix_time  # noqa: E402
 from _rank_state import heartbeat_path, read_api_key, read_json, write_json  # noqa: E402
 
@@ -47,42 +47,42 @@ def group_answers(program, state_dir):
         return {}
 
 
-def api_says(settings, state_dir, start, memory, now):
+def api_says(api, state_dir, start, memory, now, interval):
     """Health and proof of the API in the form of group_state, and what is known for the next look."""
-    health = call("127.0.0.1", settings["port"], "GET", "/health", timeout=5)
+    health = call("127.0.0.1", api["port"], "GET", "/health", timeout=5)
     if health.status != 200:
         return {"health": health.status, "proof": None}, memory
-    metrics = call("127.0.0.1", settings["port"], "GET", "/metrics", timeout=10)
+    metrics = call("127.0.0.1", api["port"], "GET", "/metrics", timeout=10)
     seen = counters(metrics.document if metrics.status == 200 and isinstance(metrics.document, str) else "")
-    known, ask = next_look(memory, seen, start, now, settings["probe_interval"], PATIENCE_SECONDS)
+    known, ask = next_look(memory, seen, start, now, interval, PATIENCE_SECONDS)
     if ask:
-        known.update(asked_at=now, ok=gives_a_token(settings, read_api_key(state_dir)))
+        known.update(asked_at=now, ok=gives_a_token(api, read_api_key(state_dir)))
         if known["ok"]:
             known["token_at"] = time.time()
     return {"health": 200, "proof": {"ok": bool(known["ok"])}}, known
 
 
-def gives_a_token(settings, key):
+def gives_a_token(api, key):
     """Any token will do, also one that is no text by itself."""
-    answer = call("127.0.0.1", settings["port"], "POST", COMPLETION_PATH, key=key, body={"model": settings["model"], **REQUEST}, timeout=ASK_SECONDS)
+    answer = call("127.0.0.1", api["port"], "POST", COMPLETION_PATH, key=key, body={"model": api["model"], **REQUEST}, timeout=ASK_SECONDS)
     document = answer.document if isinstance(answer.document, dict) else {}
     return answer.status == 200 and bool((document.get("usage") or {}).get("completion_tokens") or completion_text(document))
 
 
-def look_at_group(state_dir, record, program, memory, now):
+def look_at_group(state_dir, record, options, memory, now):
     """Samples of the group whose head this node is."""
-    answers = group_answers(program, state_dir)
+    answers = group_answers(options.program, state_dir)
     names = [str(peer["rank"]) for peer in record["peers"]]
-    infos = {name: answers[name] if answers.get(name, {}).get("service") == "alive" else None for name in names}
+    alive = {name: answers.get(name, {}).get("service") == "alive" for name in names}
+    infos = {name: {"container": answers[name]["container"]} if alive[name] else None for name in names}
     containers = [(info or {}).get("container") or {} for info in infos.values()]
     running = sum(1 for container in containers if container.get("running"))
-    settings = read_json(os.path.join(state_dir, "metrics.json"), {})
-    api, known = None, memory
+    said, known = None, memory
     # Half a group is told by its containers; a request would only wait for the rank that is gone.
-    if settings and running == len(names):
-        api, known = api_says(settings, state_dir, containers[0]["started_at"], memory, now)
-    state = group_state(names, infos, {}, api)["state"]
-    if (state == WEDGED and known.get("ok") is None) or (state == LOADING and not settings):
+    if running == len(names):
+        said, known = api_says(record["api"], state_dir, containers[0]["started_at"], memory, now, options.probe_interval)
+    state = group_state(names, infos, {}, said)["state"]
+    if state == WEDGED and known.get("ok") is None:
         state = UNPROVEN
     proven = unix_time(read_json(os.path.join(state_dir, "last_good.json"), {}).get("proven_at", ""))
     return group_samples(record["deployment"], state, len(names), running, known.get("token_at"), proven), known
@@ -93,6 +93,7 @@ def main(arguments=None):
     parser.add_argument("--state-root", required=True)
     parser.add_argument("--program", required=True, help="path of rank_service.py")
     parser.add_argument("--output", required=True)
+    parser.add_argument("--probe-interval", type=float, required=True, help="seconds without a token after which one is asked for; 0: never")
     parser.add_argument("--memory", required=True, help="file that keeps what was seen until the next look")
     options = parser.parse_args(arguments)
     now = time.time()
@@ -104,7 +105,7 @@ def main(arguments=None):
             continue
         samples += rank_samples(record, read_json(heartbeat_path(state_dir)), now, HEARTBEAT_STALE_SECONDS)
         if record["rank"] == 0:
-            of_group, known[record["deployment"]] = look_at_group(state_dir, record, options.program, remembered.get(record["deployment"], {}), now)
+            of_group, known[record["deployment"]] = look_at_group(state_dir, record, options, remembered.get(record["deployment"], {}), now)
             samples += of_group
     write_json(options.memory, known)
     with open(options.output + ".new", "w", encoding="utf-8") as stream:

@@ -26,8 +26,9 @@ CONTAINER = {
 RECORD = {"deployment": "d", "rank": 1}
 
 
-def beat(age=0.0, container=CONTAINER, action="run"):
-    return {"time": 1000 - age, "wanted": {"action": action}, "container": container, "progress": {"last_progress": 990.0}}
+def beat(age=0.0, container=CONTAINER, action="run", by="", floor=None, tripped=None):
+    wanted, guard = {"action": action, "by": by}, {"mode": "serving", "floor": floor, "tripped": tripped}
+    return {"time": 1000 - age, "wanted": wanted, "container": container, "guard": guard, "progress": {"last_progress": 990.0}}
 
 
 def told(samples):
@@ -37,7 +38,7 @@ def told(samples):
 def test_a_running_rank():
     assert told(rank_samples(RECORD, beat(), 1000, 5)) == {
         "rank_service_up": 1, "rank_wanted": 1, "rank_running": 1, "rank_oom_killed": 0, "rank_started_timestamp_seconds": 1795989600,
-        "rank_last_progress_timestamp_seconds": 990,
+        "rank_last_progress_timestamp_seconds": 990, "memory_guard_tripped": 0,
     }  # fmt: skip
 
 
@@ -45,7 +46,14 @@ def test_a_dead_rank_and_none():
     dead = {**CONTAINER, "running": False, "exit_code": 137, "oom_killed": True}
     found = told(rank_samples(RECORD, beat(container=dead), 1000, 5))
     assert (found["rank_running"], found["rank_exit_code"], found["rank_oom_killed"], found["rank_wanted"]) == (0, 137, 1, 1)
-    assert told(rank_samples(RECORD, beat(container=None, action="stop"), 1000, 5)) == {"rank_service_up": 1, "rank_wanted": 0, "rank_running": 0}
+    stopped = told(rank_samples(RECORD, beat(container=None, action="stop"), 1000, 5))
+    assert stopped == {"rank_service_up": 1, "rank_wanted": 0, "rank_running": 0, "memory_guard_tripped": 0}
+
+
+def test_a_guard_that_acted_and_a_group_that_is_brought_back():
+    found = told(rank_samples(RECORD, beat(action="stop", by="guard", floor=2**31, tripped={"reason": "memory"}), 1000, 5))
+    assert (found["rank_wanted"], found["memory_guard_tripped"], found["memory_guard_floor_bytes"]) == (0, 1, 2**31)
+    assert told(rank_samples(RECORD, beat(action="stop", by="watch"), 1000, 5))["rank_wanted"] == 1
 
 
 def test_a_silent_service_tells_no_state():
@@ -129,8 +137,8 @@ def fixture_head(engine, tmp_path):
         with open(os.path.join(ROOT, source), encoding="utf-8") as stream:
             target.write_text(stream.read(), encoding="utf-8")
     (state / "key/api_key").write_text((tmp_path / "key/api_key").read_text(encoding="utf-8"), encoding="utf-8")
-    (state / "rank.json").write_text(json.dumps({"deployment": "d", "rank": 0, "peers": [{"rank": 0}, {"rank": 1}]}), encoding="utf-8")
-    (state / "metrics.json").write_text(json.dumps({"port": engine.port, "model": "tiny", "probe_interval": 60}), encoding="utf-8")
+    record = {"deployment": "d", "rank": 0, "peers": [{"rank": 0}, {"rank": 1}], "api": {"port": engine.port, "model": "tiny"}}
+    (state / "rank.json").write_text(json.dumps(record), encoding="utf-8")
     (state / "last_good.json").write_text(json.dumps({"proven_at": "2026-11-29T22:00:00+00:00"}), encoding="utf-8")
 
     def run(worker=CONTAINER, container=CONTAINER, service="alive"):
@@ -140,7 +148,7 @@ def fixture_head(engine, tmp_path):
         command = [sys.executable, programs / "node_metrics.py", "--state-root", root, "--program", tmp_path / "group.py", "--output", tmp_path / "out.prom"]
         # Without the collection on its path: on a node there is none.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        subprocess.run([*map(str, command), "--memory", str(tmp_path / "seen.json")], check=True, env=environment)
+        subprocess.run([*map(str, command), "--memory", str(tmp_path / "seen.json"), "--probe-interval", "60"], check=True, env=environment)
         text = (tmp_path / "out.prom").read_text(encoding="utf-8")
         assert (tmp_path / "key/api_key").read_text(encoding="utf-8").strip() not in text + (tmp_path / "seen.json").read_text(encoding="utf-8")
         return parse_metrics(text)
