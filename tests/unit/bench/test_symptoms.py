@@ -16,7 +16,7 @@ from bench_samples import ROOT
 
 from ansible_collections.sparkops.inference.plugins.module_utils._options import options
 
-OPTION = re.compile(r"\b(?:serve|image|weights|weight_sync|engram|fabric|memory|bootstrap)_[a-z_]+\b")
+OPTION = re.compile(r"\b(?:serve|image|weights|weight_sync|engram|fabric|memory|bootstrap)_[a-z_]+\b(?![.]yml)")
 # The "do not" lists of the two documents, which are rules of the profiles, and what else they warn of or advise: in the words of their chapters.
 RULES = [*(f"D{number}" for number in range(1, 16)), *(f"G{number}" for number in range(1, 21))]
 DEEPSEEK = {
