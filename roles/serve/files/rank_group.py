@@ -198,8 +198,9 @@ class Poller:
                 self.failing_since = None
             elif self.failing_since is None:
                 self.failing_since = begun
-            self.answer = answer
+            # Acted on before others see it: who finds a dead rank shall know whether a guard has ended it.
             self.on_answer(self.peer, answer)
+            self.answer = answer
             # In slices, since the pause may become shorter meanwhile.
             while not self.ended.wait(0.1) and time.monotonic() - begun < self.seconds:
                 pass

@@ -280,7 +280,8 @@ class Keeper:
         if not by or any("container" not in answer or answer.get("service") == "unknown" for answer in answers.values()):
             return "", ""
         verdict = self.watch.judge(answers, 0, time.time())
-        if verdict["verdict"] != "waiting":
+        # What a memory guard ended stays down; its own way to the other ranks is faster than this.
+        if verdict["verdict"] not in ("waiting", "guard"):
             return by, verdict["reason"]
         if time.time() - group.get("at", time.time()) > self.rank["timeouts"]["ready"]:
             return by, f"not proven within {self.rank['timeouts']['ready']:.0f} s"
@@ -344,6 +345,8 @@ class Keeper:
         if not self.lease.take():
             return "somebody else took the lease"
         try:
+            if read_json(self.paths.wanted, {}).get("by") == "guard":
+                return "a memory guard came first"
             event = {"by": by, "at": time.time(), "reason": reason, "ranks": self.answers()}
             write_json(self.paths.wanted, {"action": "stop", "by": by, "reason": reason, "id": f"{time.time():.6f}", "at": time.time()})
             self.say(f"{by}: {reason}; the whole group is ended; evidence in {write_event(self.paths, event)}")
