@@ -128,15 +128,20 @@ class Machines:
             if again:  # a snapshot that does not come to life is not tried twice
                 self._forget_disks(machine)
             raise
-        if not snapshot.exists():
-            self._take_snapshot(machine)
-        snapshot.write_text("")
+        if snapshot.exists() or self._take_snapshot(machine):
+            snapshot.write_text("")
         run(self.ssh_words(machine, f"sudo date --set @{time.time():.0f}"), timeout=60)  # a snapshot's clock stands still
 
-    def _take_snapshot(self, machine: Machine) -> None:
+    def _take_snapshot(self, machine: Machine) -> bool:
+        """Keep the state after the first boot; without it the next virgin machine boots once more."""
         begun = time.monotonic()
-        qemu.human_command(machine, f"savevm {SNAPSHOT}")
+        try:
+            qemu.human_command(machine, f"savevm {SNAPSHOT}")
+        except LabError as error:
+            say(f"{machine.name}: its state cannot be kept ({error})")
+            return False
         say(f"{machine.name}: its state is kept ({time.monotonic() - begun:.0f} s)")
+        return True
 
     def power_off(self, machine: Machine) -> None:
         """Pull the plug: QEMU ends at once, whatever the machine is doing."""
