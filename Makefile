@@ -75,6 +75,14 @@ lab-down: ## End the container lab
 bench: ## Speed as ratios beside the recipes' own commands, in one run
 	tests/run bench
 
+SEED ?= 1
+ROUNDS ?= 20
+ENGINE ?= stub
+.PHONY: soak
+soak: setup ## Random kills against the lab (SEED=n ROUNDS=20 ENGINE=stub|vllm); not part of make test
+	$(LAB) up
+	tests/soak --seed $(SEED) --rounds $(ROUNDS) --engine $(ENGINE)
+
 .PHONY: clean
 clean: ## Remove what demo and test made: the lab, its cache, the environments (Debian packages stay)
 	tests/clean

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils._group_state import SERVING, group_state
+from ansible_collections.sparkops.inference.plugins.module_utils._history import record_id
+from ansible_collections.sparkops.inference.plugins.module_utils._likely_cause import causes_of
 from ansible_collections.sparkops.inference.plugins.module_utils._plan_text import settings_lines, settings_table
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_spec import labelled
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
 from ansible_collections.sparkops.inference.plugins.plugin_utils._inventory_values import plain
 
 HostVars = t.Mapping[str, t.Any]
@@ -132,8 +137,188 @@ def serve_failure(hostvars: HostVars, plan: Plan, host: str) -> str:
             continue
         lines.append(f"--- rank {rank} ({name}): log {stopped['log'] or 'none, it never started'}")
         lines.extend(stopped["tail"])
+    lines.extend(f"Likely cause: {cause}" for cause in _failure_causes(hostvars, plan))
+    bundles = [(hostvars[name].get("__collect_bundle") or {}).get("path") for name in plan["nodes"]]
+    lines.extend(f"Evidence of all ranks: {path} on the controller" for path in bundles if path)
+    back = _last_good(hostvars, plan)
+    if back and back["id"] != _wanted_id(hostvars, plan):
+        lines.append(f"To go back: rollback.yml returns to {record_words(back)}.")
     lines.append("Next: read the reason above, mend it, run site.yml again. [serve.failed]")
     return "\n".join(lines)
+
+
+def _failure_causes(hostvars: HostVars, plan: Plan) -> list[str]:
+    """From what was collected, which has more of the log, and else from the last lines."""
+    found: dict[str, None] = {}
+    for name in plan["nodes"]:
+        collected = (hostvars[name].get("__collect_rank") or {}).get("causes")
+        tail = (hostvars[name].get("__serve_stopped") or {}).get("tail") or []
+        for cause in collected or [f"{name}: {cause}" for cause in causes_of(tail)]:
+            found[cause] = None
+    return list(found)
+
+
+def record_words(record: t.Mapping[str, t.Any]) -> str:
+    """One record of the history for a person."""
+    image = record.get("image") or {}
+    revisions = ", ".join(f"{entry['repository']} at {entry['revision'][:12]}" for entry in record.get("artefacts") or [])
+    return f"{record['id']}: profile {record['profile']}, image {image.get('reference') or image.get('identity', '')[:19]}, {revisions}, proven {record['proven_at']}"
+
+
+def _last_good(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
+    """What all ranks proved together last; empty when they do not agree."""
+    found = [((infos or {}).get("last_good") or {}) for infos in _rank_infos(hostvars, plan).values()]
+    ids = {record.get("id") for record in found}
+    return dict(found[0]) if len(ids) == 1 and None not in ids else {}
+
+
+def _wanted_id(hostvars: HostVars, plan: Plan) -> str:
+    spec = (hostvars[plan["head"]].get("__serve_spec") or {}).get("spec") or {}
+    return record_id((spec.get("labels") or {}).get("sparkops.group", ""))
+
+
+def serve_way_back(hostvars: HostVars, plan: Plan, restoring: str = "") -> dict[str, t.Any]:
+    """Where a run that did not bring the group up goes by itself; empty when it ends there.
+
+    That is what was proven last, when the option asks for it and it is not what just failed. Nothing is tried on top of a rank that may
+    still run, and no way back is tried twice: ``restoring`` names the one that this run is on already.
+    """
+    stopped = all("tail" in (hostvars[name].get("__serve_stopped") or {}) for name in plan["nodes"])
+    back = _last_good(hostvars, plan)
+    if restoring or not stopped or plan["settings"]["serve_rollback"] != "auto" or not back or back["id"] == _wanted_id(hostvars, plan):
+        return {}
+    return {"deployment": plan["deployment"], "id": back["id"], "says": record_words(back)}
+
+
+# How a run goes about its work, not what it brings up: of these the run's own hold, also on the way back.
+OF_THE_RUN = re.compile(r"(?:bench|bootstrap|collect|logs|memory|prune|rollback|status|uninstall)_|serve_(?:collect_on_failure|drain_timeout|history_keep|rollback|stop_grace)$")
+
+
+def returned_plan(record: t.Mapping[str, t.Any], current: Plan) -> dict[str, t.Any]:
+    """The recorded plan for this run. Options that did not exist when it was recorded have this run's values."""
+    settings = {**current["settings"], **{name: value for name, value in record["plan"]["settings"].items() if not OF_THE_RUN.match(name)}}
+    node_settings = {name: {**current["node_settings"].get(name, {}), **values} for name, values in record["plan"]["node_settings"].items()}
+    return {**current, **record["plan"], "settings": settings, "node_settings": node_settings}
+
+
+def returned_spec(hostvars: HostVars, plan: Plan, host: str) -> dict[str, t.Any]:
+    """The recorded container of ``host``. The API key may have changed since: then the labels say so, as in any start."""
+    specs = []
+    for name in plan["nodes"]:
+        spec = dict(hostvars[name]["__serve_recorded"]["record"]["spec"])
+        if spec.get("api_key_hmac") is not None:
+            spec["api_key_hmac"] = hostvars[plan["head"]]["__serve_key"]["hmac"]
+        specs.append(spec)
+    return labelled(plan["deployment"], specs)[plan["nodes"].index(host)]
+
+
+def rollback_choice(hostvars: HostVars, plan: Plan, wanted: str | None = None) -> dict[str, t.Any]:
+    """The record to return to and its words, or the refusal."""
+    histories = {name: hostvars[name].get("__rollback_history") or {} for name in plan["nodes"]}
+    listed = {name: {record["id"]: record for record in histories[name].get("records", ())} for name in plan["nodes"]}
+    head = histories[plan["head"]]
+    runs = {history.get("running", "") for history in histories.values()}
+    running = runs.pop() if len(runs) == 1 else ""
+    order = [record["id"] for record in head.get("records", ())]
+    # What was proven last, unless that is what runs: then the one before it.
+    choice = wanted or next((name for name in [head.get("last_good", ""), *order] if name and name != running), "")
+
+    def refused(node: str, thing: str, found: str, needed: str, next_step: str, name: str = "rollback.none") -> dict[str, t.Any]:
+        return {"id": "", "says": "", "refusal": format_refusals([Refusal(name, node, thing, found, needed, next_step)])}
+
+    if not choice or choice not in listed[plan["head"]]:
+        found = ", ".join(order) or "none"
+        return refused(plan["head"], "proven deployments", f"{found}{f', of which {running} runs' if running else ''}", f"{choice or 'another one'} to return to",
+                       "bring the group up by site.yml; history.yml lists what there is")
+    record = listed[plan["head"]][choice]
+    if set(record["nodes"]) != set(plan["nodes"]):
+        return refused("", f"nodes of record {choice}", ", ".join(record["nodes"]), ", ".join(plan["nodes"]), "set serve_nodes as it was, or choose another record",
+                       "rollback.nodes")
+    lacking = [name for name in plan["nodes"] if not (listed[name].get(choice) or {}).get("image_present")]
+    if lacking:
+        found = "; ".join(f"{name}: {'no image' if choice in listed[name] else 'no record'}" for name in lacking)
+        return refused("", f"record {choice}", found, "record and image on every rank", "choose another record of history.yml with rollback_to", "rollback.image")
+    return {"id": choice, "deployment": plan["deployment"], "says": record_words(record), "refusal": ""}
+
+
+def switch_source(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
+    """The deployment that a switch leaves: what runs on these nodes and is not the wanted one. Empty when nothing does, else or a refusal.
+
+    It must be one group, on nodes that are all in this run, and proven, so that there is a way back.
+    """
+    seen = {name: (hostvars[name].get("__switch_found") or {}).get("deployments") or [] for name in plan["nodes"]}
+    running = {name: [one for one in found if one["running"] and one["name"] != plan["deployment"]] for name, found in seen.items()}
+    names = sorted({one["name"] for found in running.values() for one in found})
+    if not names:
+        return {"name": "", "refusal": ""}
+
+    def refused(name: str, found: str, wanted: str, next_step: str) -> dict[str, t.Any]:
+        return {"name": "", "refusal": format_refusals([Refusal(name, "", "deployment to switch from", found, wanted, next_step)])}
+
+    if len(names) > 1:
+        return refused("switch.several", ", ".join(names), "one", "stop all but one by stop.yml with their serve_deployment")
+    records = {(one["last_good"] or {}).get("id") for found in seen.values() for one in found if one["name"] == names[0]}
+    record = next((one["last_good"] for found in running.values() for one in found if one["last_good"]), None)
+    if record is None or len(records) != 1:
+        return refused("switch.unproven", f"{names[0]}, of which not every rank has the same proof", "one that was proven, so that there is a way back",
+                       "prove it by its own site.yml, or stop it by stop.yml and run site.yml")
+    strangers = sorted(set(record["nodes"]) - set(plan["nodes"]))
+    if strangers:
+        return refused("switch.nodes", f"{names[0]} also on {', '.join(strangers)}", f"only on {', '.join(plan['nodes'])}", "stop it by its own stop.yml first")
+    return {"name": names[0], "refusal": "", "id": record["id"], "deployment": names[0], "says": record_words(record)}
+
+
+def switch_rank(found: t.Mapping[str, t.Any], name: str) -> dict[str, t.Any]:
+    """What one node has of the deployment that a switch leaves."""
+    return next((one for one in found.get("deployments") or [] if one["name"] == name), {})
+
+
+def size_words(size: float) -> str:
+    """Bytes for a person."""
+    for unit, divisor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= divisor:
+            return f"{size / divisor:.1f} {unit}"
+    return f"{size:.0f} B"
+
+
+def removal_lines(answer: t.Mapping[str, t.Any], would: bool) -> list[str]:
+    """What prune or uninstall did, or would do, on a node, with sizes."""
+    lines = [f"{'would remove' if would else 'removed'} {one['kind']} {one['what']} ({size_words(one['size'])})" for one in answer.get("removed") or []]
+    lines += [f"keeps {one['kind']} {one['what']} ({size_words(one['size'])}): {one['kept']}" for one in answer.get("kept") or []]
+    total = sum(one["size"] for one in answer.get("removed") or [])
+    return [*lines, f"{'would free' if would else 'freed'} {size_words(total)}"]
+
+
+def checked_lines(hostvars: HostVars, plan: Plan) -> list[str]:
+    """What was looked at on every rank before anything of it is stopped."""
+    lines = []
+    for rank, name in enumerate(plan["nodes"]):
+        host = hostvars[name]
+        image, fabric = host.get("spark_image") or {}, host.get("spark_fabric") or {}
+        files = [file for artefact in (host.get("__serve_manifests") or {}).get("artefacts") or [] for file in (artefact.get("manifest") or {}).get("files") or []]
+        memory = ((_rank_infos(hostvars, plan)[name] or {}).get("memory") or {}).get("available_kib")
+        parts = [
+            f"image {(image.get('identity') or 'unknown')[:19]}",
+            f"{len(files)} files of {size_words(sum(file.get('size', 0) for file in files))} as in their manifests",
+            f"fabric {fabric.get('interface') or 'none'} {fabric.get('address') or ''}".rstrip() if plan["ranks"] > 1 else "no fabric needed",
+            f"memory {size_words(memory * 1024)} available now" if memory else "memory unknown",
+        ]
+        lines.append(f"rank {rank} ({name}): {', '.join(parts)}")
+    return lines
+
+
+def history_lines(hostvars: HostVars, plan: Plan) -> list[str]:
+    """The records of the head, the newest first, with what each rank lacks of them."""
+    histories = {name: hostvars[name].get("__rollback_history") or {} for name in plan["nodes"]}
+    lines = []
+    for record in histories[plan["head"]].get("records", ()):
+        marks = [word for word in ("running", "last_good") if histories[plan["head"]].get(word) == record["id"]]
+        for name in plan["nodes"]:
+            own = next((one for one in histories[name].get("records", ()) if one["id"] == record["id"]), None)
+            if own is None or not own["image_present"]:
+                marks.append(f"{name} has no {'record' if own is None else 'image'}")
+        lines.append(record_words(record) + (f" ({', '.join(marks).replace('last_good', 'last good')})" if marks else ""))
+    return lines or [f"nothing of {plan['deployment']} was proven yet"]
 
 
 def serve_report(hostvars: HostVars, plan: Plan, host: str) -> str:
@@ -203,6 +388,11 @@ def status_text(hostvars: HostVars, plan: Plan, settings: bool = False) -> str:
     if document["state"] == SERVING:
         endpoint = document["endpoint"]
         lines.append(f"  {endpoint['model']} on port {endpoint['port']} of {endpoint['node']}")
+        unguarded = (document["api"] or {}).get("open_paths") or []
+        if unguarded:
+            lines.append(f"  open without the key, to everybody who reaches this port: {', '.join(unguarded)}")
+        elif endpoint["key"] == "none":
+            lines.append("  the API has no key: everybody who reaches this port may use it")
     if not settings or "settings" not in document:
         return "\n".join(lines)
     for rank, (name, found) in enumerate(document["would_change"].items()):
@@ -216,9 +406,17 @@ def troubled_nodes(hostvars: HostVars, plan: Plan) -> list[str]:
     return [name for name in plan["nodes"] if (hostvars[name].get("__preflight_found") or {}).get("refusals")]
 
 
-def unstopped_ranks(hostvars: HostVars, plan: Plan) -> list[str]:
-    """Nodes whose rank was not seen to stop."""
-    return [name for name in plan["nodes"] if "tail" not in (hostvars[name].get("stop_result") or {})]
+def unstopped_ranks(hostvars: HostVars, plan: Plan, result: str = "stop_result") -> list[str]:
+    """Nodes whose rank was not seen to stop, by what the task registered as ``result`` there.
+
+    Ansible's own list of hosts does not tell: with any_errors_fatal it also leaves out hosts that go on in a rescue.
+    """
+    return [name for name in plan["nodes"] if "tail" not in (hostvars[name].get(result) or {})]
+
+
+def bundle_writer(hostvars: HostVars, plan: Plan) -> str:
+    """The host whose task joins the bundle: the first that collected something in this run, for a lost one would not come to it."""
+    return next((name for name in plan["nodes"] if "path" in (hostvars[name].get("__collect_rank") or {})), plan["head"])
 
 
 class FilterModule:
@@ -234,9 +432,20 @@ class FilterModule:
             "docker_device_requests": docker_device_requests,
             "sha256_of_files": sha256_of_files,
             "serve_failure": serve_failure,
+            "record_words": record_words,
+            "serve_way_back": serve_way_back,
+            "returned_plan": returned_plan,
+            "returned_spec": returned_spec,
+            "rollback_choice": rollback_choice,
+            "history_lines": history_lines,
+            "switch_source": switch_source,
+            "switch_rank": switch_rank,
+            "removal_lines": removal_lines,
+            "checked_lines": checked_lines,
             "serve_report": serve_report,
             "status_document": status_document,
             "status_text": status_text,
             "troubled_nodes": troubled_nodes,
             "unstopped_ranks": unstopped_ranks,
+            "bundle_writer": bundle_writer,
         }

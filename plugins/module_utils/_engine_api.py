@@ -15,6 +15,9 @@ import time
 import typing as t
 
 COMPLETION_PATH = "/v1/chat/completions"
+# What vLLM serves beside the prefixes that its key guards; which of them an image has depends on model and version. The first ones do inference.
+UNGUARDED = ("/invocations", "/pooling", "/score", "/classify", "/rerank", "/tokenize", "/detokenize", "/pause", "/sleep", "/metrics", "/load", "/version", "/docs")
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,33 @@ def served_models(answer: Answer) -> list[str]:
     if answer.status != 200 or not isinstance(answer.document, dict):
         return []
     return [entry.get("id", "") for entry in answer.document.get("data", []) if isinstance(entry, dict)]
+
+
+def open_paths(address: str, port: int) -> list[str]:
+    """Paths that answer without a key. A GET does nothing where a POST is wanted: 405 says that it is there and open."""
+    found = []
+    for path in UNGUARDED:
+        status = call(address, port, "GET", path, timeout=3).status
+        if status and status not in (401, 403, 404):
+            found.append(path)
+    return found
+
+
+def metrics(answer: Answer) -> dict[str, float]:
+    """The values of a /metrics answer by name, summed over their labels. Histograms' buckets are of no use that way and are left in."""
+    found: dict[str, float] = {}
+    if answer.status != 200 or not isinstance(answer.document, str):
+        return found
+    for line in answer.document.splitlines():
+        name, dummy, value = line.partition(" ")
+        labelled, opened, rest = line.partition("{")
+        if opened:
+            name, value = labelled, rest.rpartition("}")[2]
+        try:
+            found[name] = found.get(name, 0.0) + float(value.split()[0])
+        except (ValueError, IndexError):
+            continue  # a comment
+    return found
 
 
 def completion_text(document: t.Any) -> str:

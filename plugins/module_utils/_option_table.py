@@ -214,14 +214,20 @@ _GROUP: dict[str, dict[str, t.Any]] = {
         "kind": "bool",
         "default": True,
         "upstream": ["GLM53_BOOT_SHAPE_WARMUP", "DSV41_BOOT_SHAPE_WARMUP"],
-        "description": "Whether the profile's shapes are warmed up before the group counts as ready. No role runs them yet: the proof is one completion.",
+        "description": "Whether the profile's shapes are warmed up before the group counts as ready.",
     },
     "serve_canary": {
         "kind": "bool",
         "default": True,
         "upstream": ["GLM53_WARMUP_CANARY"],
-        "description": "Whether a group that answers nonsense while it says that it is healthy fails the start."
-        " No role runs it yet: the proof is one completion.",
+        "description": "Whether a group that answers nonsense while it says that it is healthy fails the start.",
+    },
+    "serve_canary_capabilities": {
+        "kind": "list",
+        "default": [],
+        "pattern": r"image|tool|reasoning",
+        "form": "a list of image, tool, and reasoning",
+        "description": "What else a start must show, each by one request: an image is described, a tool is called, an answer has its reasoning apart.",
     },
     "serve_accept_rules": {
         "kind": "list",
@@ -525,6 +531,76 @@ _IMAGE: dict[str, dict[str, t.Any]] = {
 }
 
 _LEAD: dict[str, dict[str, t.Any]] = {
+    "serve_drain_timeout": {
+        "kind": "int",
+        "default": 60,
+        "minimum": 0,
+        "maximum": 3600,
+        "role": "serve",
+        "description": "Seconds that stop, restart, and switch wait for running requests to end. The API takes new ones meanwhile. 0 does not wait.",
+    },
+    "serve_rollback": {
+        "kind": "str",
+        "default": "never",
+        "choices": ["never", "auto"],
+        "role": "serve",
+        "description": "Whether a group that does not come up is replaced by itself with what was proven last. The run fails all the same.",
+    },
+    "serve_history_keep": {
+        "kind": "int",
+        "default": 10,
+        "minimum": 1,
+        "maximum": 100,
+        "role": "serve",
+        "description": "How many proven deployments are kept on record. Their images and weights stay until play prune.",
+    },
+    "serve_collect_on_failure": {
+        "kind": "bool",
+        "default": True,
+        "role": "serve",
+        "description": "Whether a failed start leaves a bundle of evidence on the controller.",
+    },
+    "rollback_to": {
+        "kind": "str",
+        "pattern": r"[0-9a-f]{12}",
+        "form": "an id that play history lists",
+        "role": "rollback",
+        "description": "The record that play rollback returns to. The default is what was proven last, or the one before it when that runs.",
+    },
+    "prune_keep": {
+        "kind": "int",
+        "default": 2,
+        "minimum": 1,
+        "maximum": 100,
+        "role": "prune",
+        "description": "How many proven deployments play prune keeps with all that they need. What was proven last always stays.",
+    },
+    "uninstall_weights": {
+        "kind": "bool",
+        "default": False,
+        "role": "uninstall",
+        "description": "Whether play uninstall also removes the model files.",
+    },
+    "uninstall_images": {
+        "kind": "bool",
+        "default": True,
+        "role": "uninstall",
+        "description": "Whether play uninstall also removes the images, unless another container was made from them.",
+    },
+    "collect_dir": {
+        "kind": "path",
+        "default": "~/sparkops-bundles",
+        "role": "collect",
+        "description": "The folder on the controller that bundles of evidence are written to.",
+    },
+    "collect_seconds": {
+        "kind": "int",
+        "default": 30,
+        "minimum": 5,
+        "maximum": 600,
+        "role": "collect",
+        "description": "Seconds that a node may take to collect its evidence.",
+    },
     "serve_stop_grace": {
         "kind": "int",
         "default": 60,
@@ -566,6 +642,14 @@ _LEAD: dict[str, dict[str, t.Any]] = {
         "role": "logs",
         "upstream": ["TAIL"],
         "description": "How many of the last lines play logs shows.",
+    },
+    "logs_follow": {
+        "kind": "int",
+        "default": 0,
+        "minimum": 0,
+        "maximum": 86400,
+        "role": "logs",
+        "description": "Seconds for which play logs goes on and prints new lines as they come, each with its node. 0 does not.",
     },
 }
 

@@ -26,17 +26,20 @@ def rank_specs(
     plan: Node, nodes: t.Mapping[str, Node], image_id: str | None, entry_sha256: str | None, key_hmac: str | None
 ) -> list[dict[str, t.Any]]:
     """The specs of all ranks, labelled. ``nodes`` holds each node's own facts by inventory name."""
-    specs = [_bare_spec(plan, rank, nodes[name], image_id, entry_sha256, key_hmac) for rank, name in enumerate(plan["nodes"])]
-    hashes = [digest(spec) for spec in specs]
+    return labelled(
+        plan["deployment"], [_bare_spec(plan, rank, nodes[name], image_id, entry_sha256, key_hmac) for rank, name in enumerate(plan["nodes"])]
+    )
+
+
+def labelled(deployment: str, specs: t.Sequence[Node]) -> list[dict[str, t.Any]]:
+    """The specs with labels that follow from their content; what labels they had does not count."""
+    bare = [{name: value for name, value in spec.items() if name != "labels"} for spec in specs]
+    hashes = [digest(spec) for spec in bare]
     group = digest(hashes)
-    for rank, spec in enumerate(specs):
-        spec["labels"] = {
-            "sparkops.deployment": plan["deployment"],
-            "sparkops.rank": str(rank),
-            "sparkops.spec": hashes[rank],
-            "sparkops.group": group,
-        }
-    return specs
+    return [
+        {**spec, "labels": {"sparkops.deployment": deployment, "sparkops.rank": str(rank), "sparkops.spec": hashes[rank], "sparkops.group": group}}
+        for rank, spec in enumerate(bare)
+    ]
 
 
 def rank_spec(

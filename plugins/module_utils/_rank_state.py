@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import typing as t
 
 LEASE_SECONDS = 120
@@ -44,6 +45,14 @@ def boot_identity(proc_root: str = "/proc") -> str:
             return f"{boot}:{stream.read().rpartition(')')[2].split()[19]}"
     except (OSError, IndexError):
         return ""
+
+
+def renew_lease(state_dir: str, run_id: str) -> None:
+    """For work that may outlive the lease. Only our own: one that another run has taken over stays with it."""
+    path = os.path.join(state_dir, "lease.json")
+    lease = read_json(path, {})
+    if lease.get("run_id") == run_id:
+        write_json(path, {**lease, "expires": time.time() + LEASE_SECONDS})
 
 
 def heartbeat_path(state_dir: str) -> str:

@@ -41,6 +41,10 @@ options:
     description: Seconds that the completion may take.
     type: int
     default: 60
+  open_paths:
+    description: Whether an API with a key is asked which of its paths answer without it.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -80,10 +84,10 @@ rank:
       description: MemTotal and MemAvailable in KiB.
       type: dict
     last_good:
-      description: What last_good.json says, without the specs; empty when nothing was proven yet.
+      description: What last_good.json says, without spec and plan; empty when nothing was proven yet.
       type: dict
     api:
-      description: Health status and proof of the API, null when it was not asked.
+      description: Health status, proof, and open paths of the API, null when it was not asked.
       type: dict
 """
 
@@ -94,7 +98,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
-from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import call, prove
+from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import call, open_paths, prove
 from ansible_collections.sparkops.inference.plugins.module_utils._node import parse_meminfo
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import heartbeat_path, read_api_key, read_json, summary
 
@@ -117,7 +121,8 @@ def ask_api(params: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     if health.status != 200:
         return {"health": health.status, "proof": None}
     proof = prove("127.0.0.1", params["api_port"], params["model"], params["request"], key=key, timeout=params["completion_timeout"])
-    return {"health": health.status, "proof": dataclasses.asdict(proof)}
+    unguarded = open_paths("127.0.0.1", params["api_port"]) if key and params["open_paths"] else []
+    return {"health": health.status, "proof": dataclasses.asdict(proof), "open_paths": unguarded}
 
 
 def main() -> None:
@@ -130,6 +135,7 @@ def main() -> None:
             "model": {"type": "str", "default": ""},
             "request": {"type": "dict", "default": {}},
             "completion_timeout": {"type": "int", "default": 60},
+            "open_paths": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -154,7 +160,7 @@ def main() -> None:
                 "keeper": beat.get("keeper", ""),
             },
             "memory": {"total_kib": meminfo.get("MemTotal"), "available_kib": meminfo.get("MemAvailable")},
-            "last_good": {name: value for name, value in last_good.items() if name != "spec"},
+            "last_good": {name: value for name, value in last_good.items() if name not in ("spec", "plan")},
             # A dead head has no API; whoever holds the port then is not ours to ask.
             "api": ask_api(module.params) if module.params["api_port"] and document and document["State"]["Running"] else None,
         },

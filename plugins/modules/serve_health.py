@@ -85,7 +85,6 @@ least_available_kib:
   type: dict
 """
 
-import os
 import sys
 import time
 import typing as t
@@ -93,15 +92,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import call
 from ansible_collections.sparkops.inference.plugins.module_utils._group_channel import StartWatch, ask_group, lowest, phase_of
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import LEASE_SECONDS, read_json, write_json
-
-
-def renew_lease(state_dir: str, run_id: str) -> None:
-    """Only our own lease: one that another run has taken over stays with it."""
-    path = os.path.join(state_dir, "lease.json")
-    lease = read_json(path, {})
-    if lease.get("run_id") == run_id:
-        write_json(path, {**lease, "expires": time.time() + LEASE_SECONDS})
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import renew_lease
 
 
 def brief(answer: t.Mapping[str, t.Any], tail: int) -> dict[str, t.Any]:

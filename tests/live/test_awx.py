@@ -97,6 +97,11 @@ SERVING = [
     Row("pack", {"engram_rate_limit": "100 MiB"}),
     wrong("pack", "engram_rate_limit", "fast"),
     Row("prove", artefacts=frozenset(REPORT), parts=("proven", "answered in")),
+    Row("history", parts=("last good",)),
+    Row("history", {"spark_hosts": "nobody"}, fails=True),
+    Row("collect", parts=("bundle: ",)),
+    Row("collect", inventory=UNREACHABLE, fails=True, parts=("collect.unread", "spark-2")),
+    wrong("rollback", "rollback_to", "yesterday"),
     wrong("stop", "serve_stop_grace", "-1"),
     Row("cancel"),
     Row("cancel", inventory=UNREACHABLE, fails=True, parts=("cancel.unreachable", "spark-2")),
@@ -108,6 +113,7 @@ DRIFT_AWAY = Row("drift", inventory=UNREACHABLE, fails=True, parts=("spark-2",))
 # State before: another job holds the lease.
 LEASED = Row("restart", fails=True, parts=("lease.held", "awx@pod-7"))
 # The rows that change something, each with the state that the one before left.
+ROLLBACK = Row("rollback", artefacts=frozenset(REPORT), parts=("Returning lab_tiny to",))
 RESTART = Row("restart", artefacts=frozenset(REPORT))
 STOP = Row("stop", {"serve_stop_grace": "5"})
 STOPPED = [
@@ -118,7 +124,7 @@ STOPPED_DRIFT = Row("drift", artefacts=frozenset(REPORT), parts=("would change",
 
 
 def test_every_template_has_a_row_that_succeeds_and_one_that_fails():
-    rows = [*SERVING, *LOOKING, DRIFT_AWAY, LEASED, RESTART, STOP, *STOPPED]
+    rows = [*SERVING, *LOOKING, DRIFT_AWAY, LEASED, RESTART, STOP, ROLLBACK, *STOPPED]
     for fails in (False, True):
         assert {row.template for row in rows if row.fails == fails} == set(TEMPLATES)
 
@@ -204,5 +210,9 @@ def test_restart_stop_and_back(serving):
     before = snapshot()
     assert check(STOPPED_DRIFT).changed == set(NODES)
     assert before == snapshot()
+    # What was proven last is on record: it comes back without the stages before it.
+    job = check(ROLLBACK)
+    assert job.changed == set(NODES) and job.artefacts["sparkops_verdict"] == "proven"
+    check(STOP)
     job = check(SERVING[0])
     assert job.changed == set(NODES) and job.artefacts["sparkops_verdict"] == "proven"

@@ -32,6 +32,8 @@ def test_status_says_serving(serving):
     assert code == 0 and document["state"] == "serving"
     assert [entry["says"] for entry in document["ranks"]] == ["running", "running"]
     assert document["last_good"]["profile"] == "lab_tiny"
+    # The real engine's own answer: the key guards less than one thinks.
+    assert "/metrics" in document["api"]["open_paths"] and "/v1/models" not in document["api"]["open_paths"]
 
 
 def test_the_api_key_is_nowhere_but_in_its_file(serving):

@@ -29,8 +29,8 @@ MARKUP = re.compile(r"\b[COVI]\(([^)]*)\)")
 
 # Only what belongs to one run: a setting of the group that a survey changed would be undone by the next run from the inventory.
 ASKED = (
-    "engram_priority", "engram_rate_limit", "image_pull_policy", "image_ship_mode", "logs_of", "logs_tail", "serve_stop_grace", "settings_compare",
-    "weight_sync_policy", "weight_sync_verify", "weights_download", "weights_verify",
+    "engram_priority", "engram_rate_limit", "image_pull_policy", "image_ship_mode", "logs_of", "logs_tail", "rollback_to", "serve_drain_timeout",
+    "serve_stop_grace", "settings_compare", "weight_sync_policy", "weight_sync_verify", "weights_download", "weights_verify",
 )  # fmt: skip
 
 # A variable of the plays and no option: the inventory's own names cannot stand in a table.

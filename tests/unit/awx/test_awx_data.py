@@ -39,9 +39,12 @@ NOT_OFFERED = {
     "memory_policy": "changes the host once, not the deployment",
     "memory_prompt": "holds the engine for minutes with one prompt: somebody should want that",
     "memory": "preflight and doctor report the same",
+    "prune": "what it would remove has to be read first: check mode, by hand",
     "render": "writes files on the controller, which a job's container loses",
     "serve": "a part of bring-up, tag serve",
     "share": "sync does the same; the recovery after a server's failure is for somebody who has looked at it",
+    "switch": "which profile a group serves belongs into its inventory; bring-up goes there",
+    "uninstall": "removes a deployment with its key: by hand",
     "zfs_rollback": "goes back to a snapshot that somebody has to look up on the head",
 }
 

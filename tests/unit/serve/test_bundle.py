@@ -1,0 +1,232 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Evidence: what is collected, what is taken out of it, what it is taken to mean, and the log that it is read from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tarfile
+import time
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+
+from ansible_collections.sparkops.inference.plugins.action import rank_bundle as bundle_action
+from ansible_collections.sparkops.inference.plugins.action import rank_log_info as log_action
+from ansible_collections.sparkops.inference.plugins.module_utils import _likely_cause, _scrub
+from ansible_collections.sparkops.inference.plugins.modules import rank_bundle, rank_log_info
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "image"))
+
+from fake_docker import FakeDocker  # noqa: E402
+
+KEY = "s3cr3t-Key-of-the-API-0123456789"
+STATE = {"Status": "running", "Running": True, "ExitCode": 0, "OOMKilled": False, "StartedAt": "2026-01-01T00:00:00Z", "FinishedAt": ""}
+
+
+def frame(text):
+    data = text.encode()
+    return b"\1\0\0\0" + len(data).to_bytes(4, "big") + data
+
+
+def run(module, capsys, **arguments):
+    with patch_module_args(arguments), pytest.raises(SystemExit):
+        module.main()
+    return json.loads(capsys.readouterr().out)
+
+
+# --- secrets
+
+
+@pytest.mark.parametrize(
+    "value, gone",
+    [
+        ("Authorization: Bearer abcdefghijkl", "abcdefghijkl"),
+        ("HF_TOKEN=hf_abcdefghijklmnopqrst", "hf_abcdefghijklmnopqrst"),
+        ("token hf_ABCDEFGHIJKLMNOPQRST used", "hf_ABCDEFGHIJKLMNOPQRST"),
+        ("VLLM_API_KEY=short", "short"),
+        ("pull https://bob:hunter2@registry.example/x", "hunter2"),
+        ('--api-key "0123456789abcdef"', "never"),
+        ({"password": "hunter2"}, "hunter2"),
+        ({"environment": ["AWS_SECRET_ACCESS_KEY=abc"]}, "=abc"),
+        (f"said {KEY} loudly", KEY),
+    ],
+)
+def test_secrets_go(value, gone):
+    assert gone not in json.dumps(_scrub.scrub(value, [KEY]))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"serve_max_num_batched_tokens": "1024"}, ["--max-num-batched-tokens", "1536"], "TOKENIZERS_PARALLELISM=false", {"key_mode": "generated"},
+        {"known_hosts": "/var/lib/sparkops/keys/known_hosts"}, "NCCL_IB_HCA==rocep1s0f1", "prompt_tokens=12",
+    ],
+)
+def test_what_only_sounds_like_a_secret_stays(value):
+    assert _scrub.scrub(value, [KEY]) == value
+
+
+# --- likely causes
+
+
+@pytest.mark.parametrize(
+    "line, part",
+    [
+        ("ValueError: Free memory on device cuda:0 (90/121 GiB) on startup is less than desired GPU memory utilization", "too little memory"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "memory ran out"),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "no kernels for this GPU"),
+        ("OSError: [Errno 98] Address already in use", "port is taken"),
+        ("NET/IB : No device found.", "/dev/infiniband"),
+        ("Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1, curr state INIT, next state RTR, local GID index 3, "
+         "local GID ::ffff:198.51.100.11, remote GID ::", "peer's GID slot is empty"),
+        ("ncclCommInitRank failed: ibv_reg_mr_iova2 failed with error Cannot allocate memory", "memory ran out"),
+        ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", "a rank was lost"),
+        ("RuntimeError: rendezvous timed out after 600 s waiting for ranks [1]", "did not find each other"),
+        ("safetensors_rust.SafetensorError: Error while deserializing header: InvalidHeaderDeserialization", "missing or damaged"),
+        ("OSError: [Errno 116] Stale file handle: '/model/config.json'", "mount with the weights"),
+        ("vllm serve: error: unrecognized arguments: --nope", "arguments"),
+        ("sparkops entry: refused: no GID index is RoCE v2", "entry script"),
+        ("exec /usr/bin/python3: exec format error", "another kind of processor"),
+    ],
+)
+def test_known_words_have_a_likely_cause(line, part):
+    assert any(part in cause for cause in _likely_cause.causes_of(["INFO fine", line])), _likely_cause.causes_of([line])
+
+
+def test_an_ordinary_log_has_no_cause_and_each_cause_is_told_once():
+    assert _likely_cause.causes_of(["INFO Loading weights took 36 s", "WARNING shm_broadcast: no block for 60 s", "Application startup complete."]) == []
+    twice = _likely_cause.likely_causes({"a": ["CUDA out of memory"] * 3}, {"a": {"oom_killed": True}})
+    assert len(twice) == 2 and "the kernel killed it" in twice[0]
+
+
+# --- the bundle
+
+
+@pytest.fixture(name="node")
+def fixture_node(tmp_path):
+    (tmp_path / "key").mkdir()
+    (tmp_path / "key" / "api_key").write_text(KEY)
+    (tmp_path / "rank.json").write_text(json.dumps({"rank": 0}))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "20260101T000000-abc.log").write_text(f"older words with {KEY}\n")
+    document = {"Id": "c" * 64, "Image": "sha256:1", "State": STATE, "Config": {"Env": ["VLLM_API_KEY=" + KEY, "NCCL_DEBUG=WARN"], "Labels": {}}}
+
+    def started(request):
+        words = started.words
+        if words[0] == "py-spy":
+            return frame("Thread 7 (idle): MainThread\n    serve (vllm/entry.py:1)\n")
+        return frame("1\n7\n") if "py-spy" in words[-1] else frame("python3 vllm serve" if "/proc/7/" in words[-1] else "tini")
+
+    def made(request):
+        started.words = json.loads(request["body"])["Cmd"]
+        return {"Id": "x"}
+
+    routes = {
+        ("GET", "/containers/d-rank0/json"): document,
+        ("GET", "/images/sha256:1/json"): {"Id": "sha256:1"},
+        ("GET", "/containers/d-rank0/logs"): frame(f"2026-01-01T00:00:00.1Z key {KEY}\n") + frame("2026-01-01T00:00:01.2Z CUDA out of memory\n"),
+        ("POST", "/containers/d-rank0/exec"): made,
+        ("POST", "/exec/x/start"): started,
+    }
+    with FakeDocker(routes) as docker:
+        yield tmp_path, docker
+
+
+@pytest.fixture(autouse=True)
+def fixture_temporary(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+def test_a_bundle_has_the_evidence_and_no_secret(node, capsys):
+    state, docker = node
+    done = run(rank_bundle, capsys, node="a", state_dir=str(state), container="d-rank0", docker_socket=docker.socket_path, seconds=20)
+    with tarfile.open(done["path"]) as archive:
+        contents = {entry.name: archive.extractfile(entry).read().decode() for entry in archive}
+    assert {"container.json", "log.txt", "stacks.txt", "meminfo.txt", "state/rank.json", "missing.txt", "logs/20260101T000000-abc.log"} <= set(contents)
+    assert KEY not in "".join(contents.values()) and "NCCL_DEBUG=WARN" in contents["container.json"]
+    assert "vllm/entry.py" in contents["stacks.txt"] and "=== 1 " not in contents["stacks.txt"]
+    assert "gids.json: no RDMA device" in contents["missing.txt"] or "gids.json" in contents
+    assert any("memory ran out" in cause for cause in done["causes"])
+    assert os.stat(done["path"]).st_mode & 0o077 == 0
+
+
+def test_a_node_without_an_engine_gives_what_it_has(tmp_path, capsys):
+    done = run(rank_bundle, capsys, node="a", state_dir=str(tmp_path), container="d-rank0", docker_socket=str(tmp_path / "none"), seconds=20)
+    assert any(text.startswith("container.json: no ") for text in done["missing"])
+    with tarfile.open(done["path"]) as archive:
+        assert "meminfo.txt" in archive.getnames()
+
+
+def test_a_part_that_hangs_costs_its_time_and_no_more():
+    begun = time.monotonic()
+    got, missing = rank_bundle.gather({"slow": lambda: time.sleep(3) or b"", "fast": lambda: b"x"}, 0.3)
+    assert time.monotonic() - begun < 2
+    assert got == {"fast": b"x"} and missing == ["slow: no answer within 0 s"]
+
+
+def test_the_joined_bundle_names_who_gave_nothing_and_hides_secrets():
+    plan = {
+        "deployment": "d", "profile": "p", "nodes": ["a", "b"], "addresses": {}, "image": {}, "artefacts": [], "node_settings": {}, "origins": {}, "notices": [],
+        "settings": {"serve_environment": {"MY_TOKEN": "abc"}, "serve_max_model_len": 256},
+    }
+    contents, lines = bundle_action.members(plan, {"a": {"path": "/x/a.tar.gz", "causes": ["a: memory ran out"], "missing": ["rdma.txt: not installed"]}})
+    assert "rank 1 (b): nothing collected: does not answer" in lines and "  likely cause: a: memory ran out" in lines
+    assert b"abc" not in contents["settings.json"] and b"256" in contents["settings.json"]
+
+
+# --- the log
+
+
+LINES = "".join(f"2026-01-01T00:00:0{number}.{number}00000000Z line {number}\n" for number in range(3))
+
+
+def log_info(capsys, log, **arguments):
+    routes = {("GET", "/containers/c/json"): {"Id": "c", "State": STATE}, ("GET", "/containers/c/logs"): log}
+    with FakeDocker(routes) as docker:
+        answer = run(rank_log_info, capsys, node="a", container="c", docker_socket=docker.socket_path, **arguments)
+        return answer, [request["query"] for request in docker.requests if request["path"].endswith("logs")]
+
+
+def test_the_tail_comes_without_times_and_with_a_cursor(capsys):
+    answer, queries = log_info(capsys, frame(LINES), tail=3)
+    assert answer["lines"] == ["line 0", "line 1", "line 2"] and answer["cursor"] == "2026-01-01T00:00:02.200000000Z"
+    assert queries[0]["tail"] == "3"
+
+
+def test_only_newer_lines_than_the_cursor_come(capsys):
+    answer, queries = log_info(capsys, frame(LINES), since="2026-01-01T00:00:01.100000000Z")
+    assert answer["lines"] == ["line 2"]
+    assert queries[0]["since"] == "1767225601.100000000"
+
+
+def test_lines_that_a_start_must_write(capsys):
+    wanted = [{"text": "line [12]", "at_least": 2, "says": "x"}, {"text": "packed=True", "says": "rows are read from the checkpoint"}]
+    answer, dummy = log_info(capsys, frame(LINES), wanted=wanted)
+    assert answer["failed"] and answer["found"] == {"line [12]": 2, "packed=True": 0}
+    assert len(answer["refusals"]) == 1 and "serve.log_lines" in answer["msg"] and "rows are read from the checkpoint" in answer["msg"]
+    assert not log_info(capsys, frame(LINES), wanted=wanted[:1])[0].get("failed")
+    assert not log_info(capsys, frame(LINES), wanted=[{**wanted[1], "wanted": False}])[0].get("failed")
+
+
+def test_a_rank_without_a_container_has_no_lines(capsys):
+    with FakeDocker({}) as docker:
+        assert run(rank_log_info, capsys, node="a", container="c", docker_socket=docker.socket_path, tail=5)["lines"] == []
+
+
+def test_follow_prints_each_line_once_with_its_node(monkeypatch):
+    shown, answers = [], [{"lines": ["one"], "cursor": "t1"}, {"lines": ["two"], "cursor": "t2"}, {"lines": [], "cursor": "t2"}]
+    asked = []
+    action = object.__new__(log_action.ActionModule)
+    action._task = type("Task", (), {"args": {"node": "a", "container": "c", "follow": 0.05, "tail": 10}, "async_val": 0, "check_mode": False})()
+    action._execute_module = lambda module_name, module_args, task_vars: asked.append(module_args) or dict(answers.pop(0) if answers else {"lines": [], "cursor": "t2"})
+    monkeypatch.setattr(log_action, "PAUSE", 0.01)
+    monkeypatch.setattr(log_action.display, "display", shown.append)
+    monkeypatch.setattr(log_action.ActionBase, "run", lambda self, tmp, task_vars: {})
+    done = action.run(task_vars={})
+    assert shown == ["a | one", "a | two"] and done["printed"] == 2 and done["lines"] == []
+    assert asked[1]["since"] == "t1" and asked[2]["since"] == "t2"
