@@ -53,6 +53,10 @@ pages: ## Benchmark and report pages in a browser, alert rules in promtool
 lab-test: ## Molecule scenarios and fault tests on the container lab
 	tests/run lab
 
+.PHONY: test-returns
+test-returns: setup ## Failed upgrades, rollback, switch, drain, bundles, uninstall on the lab (not part of make test)
+	tests/run returns
+
 .PHONY: test-awx
 test-awx: setup ## Each AWX job template against the lab, run by ansible-runner (not part of make test)
 	tests/run awx
