@@ -106,7 +106,7 @@ def fixture_engine(tmp_path):
     path = str(tmp_path / "docker.sock")
     server = socketserver.ThreadingUnixStreamServer(path, handler)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     engine.socket = path
     yield engine
     server.shutdown()

@@ -38,7 +38,7 @@ class Node:
         self.engine = Engine()
         self.server = socketserver.ThreadingUnixStreamServer(str(root / f"{rank}.sock"), type("Bound", (Handler,), {"engine": self.engine}))
         self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
         self.lib, self.root, self.process = lib, root, None
         self.record = {
             "deployment": "two_services", "rank": rank, "container": f"two-rank{rank}", "spec": "s", "group": "g", "head_address": "192.0.2.1",
