@@ -101,6 +101,18 @@ def remote_mounts(text: str) -> list[str]:
     return [row[1] for row in rows if len(row) > 2 and row[2] in REMOTE]
 
 
+def mounted_in(path: str, text: str) -> str:
+    """Why a directory is not ours to remove as a whole: something is mounted at it or in it (NFS, a dataset of ZFS). Empty otherwise."""
+    own = path.rstrip("/") + "/"
+    points = [row[1] for row in (line.split() for line in text.splitlines()) if len(row) > 2]
+    return next((f"{point} is a mount" for point in points if (point.rstrip("/") + "/").startswith(own)), "")
+
+
+def mounts() -> str:
+    with open("/proc/self/mounts", encoding="utf-8", errors="replace") as stream:
+        return stream.read()
+
+
 def trees(root: str, remote: t.Sequence[str]) -> list[str]:
     """``<org>--<name>/<revision>`` below a root, on disks of this node."""
     found = []
@@ -145,9 +157,12 @@ def is_locked(tree: str) -> bool:
     return False
 
 
-def directories(kind: str, root: str, needed: Needed, remote: t.Sequence[str]) -> list[Thing]:
-    """The trees of a root, with who needs each."""
-    return [Thing(kind, path, size_of(path), needed.why_path(path) or ("it is being written" if is_locked(path) else "")) for path in trees(root, remote)]
+def directories(kind: str, root: str, needed: Needed, mounted: str) -> list[Thing]:
+    """The trees of a root, with who needs each. ``mounted`` is the text of /proc/self/mounts."""
+    return [
+        Thing(kind, path, size_of(path), needed.why_path(path) or mounted_in(path, mounted) or ("it is being written" if is_locked(path) else ""))
+        for path in trees(root, remote_mounts(mounted))
+    ]
 
 
 def images(api: DockerApi, state_root: str, needed: Needed) -> list[Thing]:

@@ -96,8 +96,7 @@ class Prune:
     def __init__(self, module: AnsibleModule) -> None:
         self.module, self.params = module, module.params
         self.api = DockerApi(self.params["docker_socket"], timeout=300)
-        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as stream:
-            self.remote = leftovers.remote_mounts(stream.read())
+        self.mounted = leftovers.mounts()
 
     def needed(self) -> leftovers.Needed:
         needed = leftovers.Needed(paths={path: "this inventory" for path in self.params["wanted_paths"]})
@@ -125,8 +124,8 @@ class Prune:
         needed = self.needed()
         return [
             *self.records(),
-            *leftovers.directories("weights", self.params["weights_root"], needed, self.remote),
-            *leftovers.directories("pack", self.params["engram_root"], needed, self.remote),
+            *leftovers.directories("weights", self.params["weights_root"], needed, self.mounted),
+            *leftovers.directories("pack", self.params["engram_root"], needed, self.mounted),
             *leftovers.images(self.api, self.params["state_root"], needed),
         ]
 

@@ -114,8 +114,7 @@ class Uninstall:
         self.state_dir = os.path.join(self.params["state_root"], self.params["deployment"])
         self.others = [name for name in leftovers.deployments(self.params["state_root"]) if name != self.params["deployment"]]
         self.own_records = _history.records(self.state_dir)
-        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as stream:
-            self.remote = leftovers.remote_mounts(stream.read())
+        self.mounted = leftovers.mounts()
 
     def containers(self) -> list[dict[str, t.Any]]:
         return self.api.containers({"label": [f"sparkops.deployment={self.params['deployment']}"]})
@@ -131,7 +130,7 @@ class Uninstall:
 
     def own_trees(self, kind: str, root: str, needed: leftovers.Needed) -> list[leftovers.Thing]:
         names = {entry["directory"] for record in self.own_records for entry in record.get("artefacts") or []} | set(self.params["artefacts"])
-        return [thing for thing in leftovers.directories(kind, root, needed, self.remote) if os.path.relpath(thing.what, root) in names]
+        return [thing for thing in leftovers.directories(kind, root, needed, self.mounted) if os.path.relpath(thing.what, root) in names]
 
     def own_images(self, needed: leftovers.Needed) -> list[leftovers.Thing]:
         names = [(record.get("image") or {}).get("id") for record in self.own_records] + [self.params["image"]]
@@ -150,10 +149,10 @@ class Uninstall:
         if self.params["weights"]:
             found += self.own_trees("weights", self.params["weights_root"], needed)
         found += self.own_trees("pack", self.params["engram_root"], needed)
-        if os.path.isdir(self.state_dir):
-            found.append(leftovers.Thing("state", self.state_dir, leftovers.size_of(self.state_dir)))
-        if not self.others:
-            found += [leftovers.Thing("state", path, leftovers.size_of(path)) for path in self.shared()]
+        paths = [self.state_dir] if os.path.isdir(self.state_dir) else []
+        for path in paths + ([] if self.others else self.shared()):
+            kept = leftovers.mounted_in(path, self.mounted)
+            found.append(leftovers.Thing("state", path, 0 if kept else leftovers.size_of(path), kept))
         return found
 
     def shared(self) -> list[str]:

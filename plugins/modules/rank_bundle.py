@@ -20,8 +20,8 @@ extends_documentation_fragment:
   - sparkops.inference.node.docker
 attributes:
   check_mode:
-    support: none
-    description: A bundle is no state. The module is made for reading, and writes one file, which the action plugin fetches and removes.
+    support: full
+    description: Runs in check mode too. A bundle is no state; the one file that is written is fetched and removed by the action plugin.
   diff_mode:
     support: N/A
     description: Nothing is changed.

@@ -151,6 +151,15 @@ def test_other_machines_disks_and_links_are_no_trees_of_ours(tmp_path):
     assert leftovers.trees(str(tmp_path / "acme--tiny"), [str(tmp_path)]) == []
 
 
+def test_a_directory_with_a_mount_in_it_is_not_removed(node, capsys, monkeypatch):
+    root = node[0]
+    (root / "shared").mkdir()
+    monkeypatch.setattr(leftovers, "mounts", lambda: f"tank/w {root}/weights/acme--other/x zfs rw 0 0\nhead:/x {root}/shared/in nfs4 ro 0 0\n")
+    assert {one["what"].split("/")[-1]: one["kept"] for one in prune(node, capsys)["kept"]}["x"].endswith("acme--other/x is a mount")
+    done = uninstall(node, capsys)
+    assert (root / "shared").is_dir() and [one["kept"] for one in done["kept"] if one["what"].endswith("shared")] == [f"{root}/shared/in is a mount"]
+
+
 def test_a_name_of_ours_is_that_of_one_deployment(node):
     dummy, engine, docker = node
     engine.images["sha256:i1"].append(f"sparkops-kept:d-x-{1:012x}")
