@@ -24,6 +24,8 @@ class Mount(t.NamedTuple):
     source: str
     options: tuple[str, ...]
     device: str
+    # Numbers of the groups in which mounts and unmounts are passed on, as peer or as receiver.
+    groups: frozenset[str] = frozenset()
 
     @property
     def server(self) -> str:
@@ -55,7 +57,8 @@ def parse(text: str) -> list[Mount]:
         # The filesystem's "rw" says nothing when this mount of it is "ro".
         if "ro" in left[5].split(","):
             options.pop("rw", None)
-        found.append(Mount(unescape(left[4]), right[0], unescape(right[1]), tuple(options), left[2]))
+        groups = frozenset(field.partition(":")[2] for field in left[6:] if field.startswith(("shared:", "master:")))
+        found.append(Mount(unescape(left[4]), right[0], unescape(right[1]), tuple(options), left[2], groups))
     return found
 
 
@@ -104,7 +107,10 @@ class User(t.NamedTuple):
 
 
 def users(mount: Mount, proc_root: str = "/proc") -> list[User]:
-    """Other mount namespaces that hold the same filesystem: unmounting it here would not free it there."""
+    """Other mount namespaces that hold the same filesystem: unmounting it here would not free it there.
+
+    The sandbox of a host's service gets each unmount passed on (its mount is in a group of ours), and holds nothing.
+    """
     own = namespace(proc_root, "self")
     seen, found = {own}, []
     for pid in sorted((entry for entry in os.listdir(proc_root) if entry.isdigit()), key=int):
@@ -112,9 +118,13 @@ def users(mount: Mount, proc_root: str = "/proc") -> list[User]:
         if place in seen or place is None:
             continue
         seen.add(place)
-        if any(other.type == mount.type and other.source == mount.source and other.device == mount.device for other in read(proc_root, pid)):
+        if any(_same(mount, other) and not mount.groups & other.groups for other in read(proc_root, pid)):
             found.append(User(int(pid), _text(proc_root, pid, "comm").strip(), container_of(_text(proc_root, pid, "cgroup"))))
     return found
+
+
+def _same(one: Mount, other: Mount) -> bool:
+    return (one.type, one.source, one.device) == (other.type, other.source, other.device)
 
 
 def container_of(cgroup: str) -> str:

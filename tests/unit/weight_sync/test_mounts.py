@@ -49,14 +49,17 @@ def test_network_mounts_at_below_and_above_a_folder(root, count):
 
 def test_a_container_that_holds_a_mount_is_named(tmp_path):
     own, container, other = "4026531841", "4026532001", "4026532002"
-    for pid, space, lines in (("1", own, TABLE), ("self", own, TABLE), ("40", container, TABLE), ("41", container, TABLE), ("50", other, "")):
+    ours = "34 30 0:60 / {} ro shared:126 - nfs4 198.51.100.99:{} ro,vers=4.2\n".format(TREE, TREE)
+    # What systemd's own services see of it, and what a container holds for itself.
+    passed_on, held = ours.replace("shared:126", "master:126"), ours.replace(" shared:126", "")
+    for pid, space, lines in (("1", own, ours), ("self", own, ours), ("40", container, held), ("41", container, held), ("50", other, passed_on)):
         folder = tmp_path / pid
         (folder / "ns").mkdir(parents=True)
         (folder / "ns/mnt").symlink_to(f"mnt:[{space}]")
         (folder / "mountinfo").write_text(lines)
         (folder / "comm").write_text("python3\n")
         (folder / "cgroup").write_text(f"0::/system.slice/docker-{'0123456789ab' + 'c' * 52}.scope\n")
-    mount = _mounts.at(_mounts.parse(TABLE), TREE)
+    mount = _mounts.at(_mounts.parse(ours), TREE)
     assert _mounts.users(mount, str(tmp_path)) == [_mounts.User(40, "python3", "0123456789ab")]
 
 

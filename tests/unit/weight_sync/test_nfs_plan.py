@@ -17,7 +17,7 @@ TREE = "/var/lib/sparkops/weights/acme--tiny/" + "a" * 40
 OTHER = "/var/lib/sparkops/weights/acme--draft/" + "b" * 40
 WORKER = "198.51.100.12"
 HEAD = "198.51.100.11"
-# A mount of Debian 13's kernel, as its table shows it.
+# A mount of Debian 13's kernel (6.12), as its table showed it; the server there had agreed to 524288.
 LIVE = (
     f"612 29 0:57 / {TREE} ro,nosuid,nodev,noexec,relatime shared:330 - nfs4 {HEAD}:{TREE} "
     "ro,vers=4.2,rsize=1048576,wsize=1048576,namlen=255,hard,proto=tcp,nconnect=8,timeo=600,retrans=2,sec=sys,clientaddr=198.51.100.12,"
@@ -90,6 +90,7 @@ def test_what_the_kernel_cannot_export_is_refused_with_the_reason(type, wanted):
     assert (found is None) if wanted is None else (found.id == "sync.nfs_filesystem" and wanted in found.found)
 
 
+# As Debian 13 printed it, with names of ours.
 TABLE = f"""\
 {TREE}
 \t\t{WORKER}(sync,wdelay,hide,no_subtree_check,fsid={_nfs_plan.fsid(TREE)},sec=sys,ro,secure,root_squash,no_all_squash)

@@ -84,18 +84,21 @@ def test_a_resumed_receive_goes_to_its_own_snapshot_even_where_a_newer_one_is():
 
 
 def test_the_words_of_a_token():
+    # Of ZFS 2.3.9; zfs list said 901736785980915416 of that snapshot.
     text = """resume token contents:
 nvlist version: 0
-	object = 0x2
-	offset = 0x500000
-	bytes = 0x50f2a8
-	toguid = 0x3a2b1c
-	toname = tank/weights@sparkops-20
+	object = 0x4
+	offset = 0xa00000
+	bytes = 0xb02098
+	toguid = 0xc839cd4494b7ed8
+	toname = tank/weights@sparkops-20261130T002703Z
 	largeblockok = 1
+	embedok = 1
 	compressok = 1
-full send of tank/weights@sparkops-20 estimated size is 42.1M
+full send of tank/weights@sparkops-20261130T002703Z estimated size is 17.7M
+total estimated size is 17.7M
 """
-    assert _zfs_plan.parse_token(text) == Token("tank/weights", "sparkops-20", str(0x3A2B1C))
+    assert _zfs_plan.parse_token(text) == Token("tank/weights", "sparkops-20261130T002703Z", "901736785980915416")
     assert _zfs_plan.parse_token("cannot resume send: 'tank/weights@sparkops-20' used in the initial send no longer exists") is None
 
 
