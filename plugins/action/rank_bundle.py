@@ -22,6 +22,8 @@ from ansible_collections.sparkops.inference.plugins.plugin_utils._inventory_valu
 display = Display()
 
 MODULE = "sparkops.inference.rank_bundle"
+# Of the plan: what somebody needs to start the same group elsewhere.
+SHOWN = ("deployment", "profile", "nodes", "addresses", "image", "artefacts", "settings", "node_settings", "origins", "notices")
 
 
 def run_stamp() -> str:
@@ -43,7 +45,7 @@ def members(plan: t.Mapping[str, t.Any], given: t.Mapping[str, t.Mapping[str, t.
         lines.append(f"rank {rank} ({name}): {os.path.basename(answer['path'])}")
         lines += [f"  likely cause: {cause}" for cause in answer.get("causes", ())]
         lines += [f"  not there: {text}" for text in answer.get("missing", ())]
-    shown = {name: plan[name] for name in ("deployment", "profile", "nodes", "addresses", "image", "artefacts", "settings", "node_settings", "origins", "notices")}
+    shown = {name: plan[name] for name in SHOWN}
     return {"settings.json": json.dumps(scrub(shown), indent=1, sort_keys=True, default=str).encode(), "summary.txt": ("\n".join(lines) + "\n").encode()}, lines
 
 

@@ -162,7 +162,8 @@ def record_words(record: t.Mapping[str, t.Any]) -> str:
     """One record of the history for a person."""
     image = record.get("image") or {}
     revisions = ", ".join(f"{entry['repository']} at {entry['revision'][:12]}" for entry in record.get("artefacts") or [])
-    return f"{record['id']}: profile {record['profile']}, image {image.get('reference') or image.get('identity', '')[:19]}, {revisions}, proven {record['proven_at']}"
+    name = image.get("reference") or image.get("identity", "")[:19]
+    return f"{record['id']}: profile {record['profile']}, image {name}, {revisions}, proven {record['proven_at']}"
 
 
 def _last_good(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
@@ -191,7 +192,10 @@ def serve_way_back(hostvars: HostVars, plan: Plan, restoring: str = "") -> dict[
 
 
 # How a run goes about its work, not what it brings up: of these the run's own hold, also on the way back.
-OF_THE_RUN = re.compile(r"(?:bench|bootstrap|collect|logs|memory|prune|rollback|status|uninstall)_|serve_(?:collect_on_failure|drain_timeout|history_keep|rollback|stop_grace)$")
+OF_THE_RUN = re.compile(
+    r"(?:bench|bootstrap|collect|logs|memory|prune|rollback|status|uninstall)_"
+    r"|serve_(?:collect_on_failure|drain_timeout|history_keep|rollback|stop_grace)$"
+)
 
 
 def returned_plan(record: t.Mapping[str, t.Any], current: Plan) -> dict[str, t.Any]:
@@ -228,16 +232,18 @@ def rollback_choice(hostvars: HostVars, plan: Plan, wanted: str | None = None) -
 
     if not choice or choice not in listed[plan["head"]]:
         found = ", ".join(order) or "none"
-        return refused(plan["head"], "proven deployments", f"{found}{f', of which {running} runs' if running else ''}", f"{choice or 'another one'} to return to",
+        found += f", of which {running} runs" if running else ""
+        return refused(plan["head"], "proven deployments", found, f"{choice or 'another one'} to return to",
                        "bring the group up by site.yml; history.yml lists what there is")
     record = listed[plan["head"]][choice]
     if set(record["nodes"]) != set(plan["nodes"]):
-        return refused("", f"nodes of record {choice}", ", ".join(record["nodes"]), ", ".join(plan["nodes"]), "set serve_nodes as it was, or choose another record",
-                       "rollback.nodes")
+        return refused("", f"nodes of record {choice}", ", ".join(record["nodes"]), ", ".join(plan["nodes"]),
+                       "set serve_nodes as it was, or choose another record", "rollback.nodes")
     lacking = [name for name in plan["nodes"] if not (listed[name].get(choice) or {}).get("image_present")]
     if lacking:
         found = "; ".join(f"{name}: {'no image' if choice in listed[name] else 'no record'}" for name in lacking)
-        return refused("", f"record {choice}", found, "record and image on every rank", "choose another record of history.yml with rollback_to", "rollback.image")
+        return refused("", f"record {choice}", found, "record and image on every rank", "choose another record of history.yml with rollback_to",
+                       "rollback.image")
     return {"id": choice, "deployment": plan["deployment"], "says": record_words(record), "refusal": ""}
 
 
@@ -295,7 +301,8 @@ def checked_lines(hostvars: HostVars, plan: Plan) -> list[str]:
     for rank, name in enumerate(plan["nodes"]):
         host = hostvars[name]
         image, fabric = host.get("spark_image") or {}, host.get("spark_fabric") or {}
-        files = [file for artefact in (host.get("__serve_manifests") or {}).get("artefacts") or [] for file in (artefact.get("manifest") or {}).get("files") or []]
+        artefacts = (host.get("__serve_manifests") or {}).get("artefacts") or []
+        files = [file for artefact in artefacts for file in (artefact.get("manifest") or {}).get("files") or []]
         memory = ((_rank_infos(hostvars, plan)[name] or {}).get("memory") or {}).get("available_kib")
         parts = [
             f"image {(image.get('identity') or 'unknown')[:19]}",

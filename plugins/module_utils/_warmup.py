@@ -210,7 +210,8 @@ def capability_request(name: str, data: Data) -> dict[str, t.Any]:
             "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
         }
         question = "What is the weather in Oslo? Use the tool."
-        return {"messages": [{"role": "user", "content": question}], "tools": [{"type": "function", "function": function}], "temperature": 0, "max_tokens": 256, **off}
+        tools = [{"type": "function", "function": function}]
+        return {"messages": [{"role": "user", "content": question}], "tools": tools, "temperature": 0, "max_tokens": 256, **off}
     return {"messages": [{"role": "user", "content": "How much is 17 and 4?"}], "max_tokens": 256, **(data.get("thinking_on") or {})}
 
 

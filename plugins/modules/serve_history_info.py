@@ -77,7 +77,8 @@ def main() -> None:
     api = DockerApi(params["docker_socket"], timeout=10)
     try:
         records = [
-            {**_history.brief(record), "image_present": api.inspect_image(record["image"]["id"]) is not None} for record in _history.records(params["state_dir"])
+            {**_history.brief(record), "image_present": api.inspect_image(record["image"]["id"]) is not None}
+            for record in _history.records(params["state_dir"])
         ]
         container = summary(api.inspect_container(params["container"])) if params["container"] else None
     except DockerError as exc:

@@ -28,7 +28,8 @@ def variables(**wishes):
     environment = {f"STUB_{name}": str(value) for name, value in wishes.items() if name.isupper()}
     return {
         "serve_deployment": DEPLOYMENT, "image_reference": STUB, "serve_ready_timeout": 120, "serve_port": PORT, "serve_rendezvous_port": 29599,
-        "serve_environment": environment, "serve_stop_grace": 5, "collect_dir": BUNDLES, **{name: value for name, value in wishes.items() if not name.isupper()},
+        "serve_environment": environment, "serve_stop_grace": 5, "collect_dir": BUNDLES,
+        **{name: value for name, value in wishes.items() if not name.isupper()},
     }
 
 
@@ -214,8 +215,9 @@ def test_prune_previews_and_uninstall_takes_the_deployment_alone(proven):
         assert done.code == 0, done.text[-4000:]
     for node in ("spark-1", "spark-2"):
         assert on(node, "docker ps -a --format '{{.Names}}' | grep -E 'lab_(return|other)' || true") == ""
-        assert "lab_return" not in on(node, "ls /var/lib/sparkops; systemctl list-units --all --plain 'sparkops-rank@*'; docker image ls; cat ~alice/.ssh/authorized_keys "
-                                            "~bob/.ssh/authorized_keys 2>/dev/null || true")
+        left = on(node, "ls /var/lib/sparkops; systemctl list-units --all --plain 'sparkops-rank@*'; docker image ls;"
+                        " cat ~alice/.ssh/authorized_keys ~bob/.ssh/authorized_keys 2>/dev/null || true")
+        assert "lab_return" not in left, left
     assert on("spark-1", "docker image ls --quiet | sort") == images and on("spark-1", "find /var/lib/sparkops/weights | sort") == weights
     # What another deployment of the node needs is still there.
     assert on("spark-1", "ls /usr/local/lib/sparkops/rank_service.py /var/lib/sparkops/keys/id_ed25519")

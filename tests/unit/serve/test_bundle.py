@@ -171,7 +171,8 @@ def test_a_part_that_hangs_costs_its_time_and_no_more():
 
 def test_the_joined_bundle_names_who_gave_nothing_and_hides_secrets():
     plan = {
-        "deployment": "d", "profile": "p", "nodes": ["a", "b"], "addresses": {}, "image": {}, "artefacts": [], "node_settings": {}, "origins": {}, "notices": [],
+        "deployment": "d", "profile": "p", "nodes": ["a", "b"], "addresses": {}, "image": {}, "artefacts": [], "node_settings": {}, "origins": {},
+        "notices": [],
         "settings": {"serve_environment": {"MY_TOKEN": "abc"}, "serve_max_model_len": 256},
     }
     contents, lines = bundle_action.members(plan, {"a": {"path": "/x/a.tar.gz", "causes": ["a: memory ran out"], "missing": ["rdma.txt: not installed"]}})
@@ -223,7 +224,8 @@ def test_follow_prints_each_line_once_with_its_node(monkeypatch):
     asked = []
     action = object.__new__(log_action.ActionModule)
     action._task = type("Task", (), {"args": {"node": "a", "container": "c", "follow": 0.05, "tail": 10}, "async_val": 0, "check_mode": False})()
-    action._execute_module = lambda module_name, module_args, task_vars: asked.append(module_args) or dict(answers.pop(0) if answers else {"lines": [], "cursor": "t2"})
+    later = {"lines": [], "cursor": "t2"}
+    action._execute_module = lambda module_name, module_args, task_vars: asked.append(module_args) or dict(answers.pop(0) if answers else later)
     monkeypatch.setattr(log_action, "PAUSE", 0.01)
     monkeypatch.setattr(log_action.display, "display", shown.append)
     monkeypatch.setattr(log_action.ActionBase, "run", lambda self, tmp, task_vars: {})

@@ -184,7 +184,8 @@ def test_there_is_no_way_back_onto_itself_or_beside_a_rank_that_may_run(hosts, r
 
 
 def test_a_returned_plan_is_the_recorded_one_but_for_how_this_run_works():
-    now = {"deployment": "d", "new_part": 1, "settings": {"serve_port": 1, "serve_drain_timeout": 5, "new_option": 2}, "node_settings": {"a": {"new_option": 3}}}
+    settings = {"serve_port": 1, "serve_drain_timeout": 5, "new_option": 2}
+    now = {"deployment": "d", "new_part": 1, "settings": settings, "node_settings": {"a": {"new_option": 3}}}
     then = {"deployment": "d", "settings": {"serve_port": 7, "serve_drain_timeout": 60}, "node_settings": {"a": {"weights_root": "/w"}}}
     plan = filters.returned_plan({"plan": then}, now)
     assert plan["settings"] == {"serve_port": 7, "serve_drain_timeout": 5, "new_option": 2}
