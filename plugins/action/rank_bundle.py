@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import tarfile
 import time
 import typing as t
@@ -22,6 +23,7 @@ from ansible_collections.sparkops.inference.plugins.plugin_utils._inventory_valu
 display = Display()
 
 MODULE = "sparkops.inference.rank_bundle"
+KEPT = 10
 # Of the plan: what somebody needs to start the same group elsewhere.
 SHOWN = ("deployment", "profile", "nodes", "addresses", "image", "artefacts", "settings", "node_settings", "origins", "notices")
 
@@ -47,6 +49,14 @@ def members(plan: t.Mapping[str, t.Any], given: t.Mapping[str, t.Mapping[str, t.
         lines += [f"  not there: {text}" for text in answer.get("missing", ())]
     shown = {name: plan[name] for name in SHOWN}
     return {"settings.json": json.dumps(scrub(shown), indent=1, sort_keys=True, default=str).encode(), "summary.txt": ("\n".join(lines) + "\n").encode()}, lines
+
+
+def forget_old(folder: str, label: str) -> None:
+    """Each failed start leaves a bundle: the newest of a deployment are enough."""
+    pattern = re.compile(re.escape(label) + r"-\d{8}T\d{6}Z-\d+\.tar")
+    found = sorted(filter(pattern.fullmatch, os.listdir(folder)), key=lambda name: os.path.getmtime(os.path.join(folder, name)))
+    for name in found[:-KEPT]:
+        os.unlink(os.path.join(folder, name))
 
 
 class ActionModule(ActionBase):
@@ -87,6 +97,7 @@ class ActionModule(ActionBase):
                 archive.add(os.path.join(folder, name), f"{os.path.basename(folder)}/{name}")
                 os.unlink(os.path.join(folder, name))
         os.rmdir(folder)
+        forget_old(os.path.dirname(folder), self._task.args["label"])
         for line in lines:
             display.display(line)
         display.display(f"bundle: {path}")

@@ -180,6 +180,18 @@ def test_the_joined_bundle_names_who_gave_nothing_and_hides_secrets():
     assert b"abc" not in contents["settings.json"] and b"256" in contents["settings.json"]
 
 
+def test_the_newest_ten_bundles_of_a_deployment_stay(tmp_path):
+    for number in range(12):
+        path = tmp_path / f"d-20260101T0000{number:02d}Z-7.tar"
+        path.write_text("x")
+        os.utime(path, (number, number))
+    (tmp_path / "d-x-20260101T000000Z-7.tar").write_text("of another deployment")
+    (tmp_path / "d-notes.tar").write_text("somebody's own")
+    bundle_action.forget_old(str(tmp_path), "d")
+    assert len(os.listdir(tmp_path)) == 12 and not (tmp_path / "d-20260101T000001Z-7.tar").exists()
+    assert (tmp_path / "d-x-20260101T000000Z-7.tar").exists() and (tmp_path / "d-notes.tar").exists()
+
+
 # --- the log
 
 
