@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shlex
 import tarfile
 import time
 import typing as t
@@ -79,7 +80,8 @@ class ActionModule(ActionBase):
         try:
             self._connection.fetch_file(answer["path"], local)
         finally:
-            self._execute_module(module_name="ansible.builtin.file", module_args={"path": answer["path"], "state": "absent"}, task_vars=task_vars)
+            # Not by a module: a group that failed is waiting to be stopped.
+            self._low_level_execute_command(f"rm -f {shlex.quote(answer['path'])}")
         return {**result, **answer, "path": local}
 
     def _join(self, folder: str, task_vars: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
