@@ -228,6 +228,14 @@ JOB_OPTIONS = (
     "reserve",
 )
 
+def place_problems(tree: str, method: str) -> list[str]:
+    """A replica's tree is a link into it, and no other tree is: what another method left is complete, but not what is wanted."""
+    linked = os.path.islink(tree)
+    if method == "zfs" and not linked:
+        return ["not a link into the replica"]
+    return ["a link into a replica, not a copy"] if linked and method == "rsync" else []
+
+
 class Sync(_unit.LongModule):
     """State of this worker's copies, and the job that mends it."""
 
@@ -246,6 +254,7 @@ class Sync(_unit.LongModule):
         problems = state.problems
         if wanted and state.manifest and set(wanted.files) != set(state.manifest.files):
             problems = [*problems, "its manifest differs from the head's"]
+        problems = [*problems, *place_problems(state.tree, self.params["method"])]
         return {"name": item["name"], "tree": state.tree, "complete": not problems, "problems": problems}
 
     def refusals(self, lacking: t.Sequence[dict[str, t.Any]]) -> list[Refusal]:

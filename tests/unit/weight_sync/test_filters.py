@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.sparkops.inference.plugins.filter import bootstrap, weight_sync
+from ansible_collections.sparkops.inference.plugins.modules.weight_sync import place_problems
 
 NODES = ["spark-1", "spark-2", "spark-3"]
 RAILS = {"spark-1": ["198.51.100.11", "203.0.113.11"], "spark-2": ["198.51.100.12", "203.0.113.12"]}
@@ -60,3 +61,17 @@ def test_the_problems_of_all_mounts_are_one_text():
 
 def test_trees_and_manifests_are_watched():
     assert weight_sync.zfs_watched(plan(), "/w") == ["/w/acme--tiny/c", "/w/acme--tiny/c.manifest.json"]
+
+
+@pytest.mark.parametrize(
+    ("method", "linked", "fine"),
+    [("rsync", False, True), ("rsync", True, False), ("zfs", True, True), ("zfs", False, False), ("nfs", False, True)],
+)
+def test_what_another_method_left_is_not_what_is_wanted(tmp_path, method, linked, fine):
+    (tmp_path / ".replica").mkdir()
+    tree = tmp_path / "tree"
+    if linked:
+        tree.symlink_to(".replica")
+    else:
+        tree.mkdir()
+    assert (not place_problems(str(tree), method)) == fine
