@@ -15,6 +15,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -25,6 +27,7 @@ from blocks import BODY, Block, blocks  # noqa: E402
 
 LAB = os.path.join(ROOT, "tests/lab/lab")
 STATE = os.path.join(os.environ.get("SPARKLAB_CACHE", "/var/cache/sparkops-lab"), "state")
+PATIENCE_SECONDS = 900
 PROFILE, MODEL = "deepseek_v41_flash_exl3", "DeepSeek-v4.1-Flash-EXL3"
 
 EDITOR = f"""#!/usr/bin/env python3
@@ -78,13 +81,19 @@ class Shell:
     def run(self, command: str) -> tuple[int, str]:
         self.process.stdin.write(f"{command} </dev/null\necho \"::ended $?\"\n")
         self.process.stdin.flush()
-        said = []
-        for line in self.process.stdout:
-            ended = re.match(r"(.*)::ended (\d+)$", line.rstrip("\n"))
-            if ended:
-                return int(ended.group(2)), "".join([*said, ended.group(1)])
-            said.append(line)
-        raise AssertionError(f"the shell ended in {command!r}: {''.join(said)}")
+        said, begun = [], time.monotonic()
+        patience = threading.Timer(PATIENCE_SECONDS, self.process.kill)
+        patience.start()
+        try:
+            for line in self.process.stdout:
+                ended = re.match(r"(.*)::ended (\d+)$", line.rstrip("\n"))
+                if ended:
+                    print(f"{time.monotonic() - begun:6.1f} s  {command}")
+                    return int(ended.group(2)), "".join([*said, ended.group(1)])
+                said.append(line)
+        finally:
+            patience.cancel()
+        raise AssertionError(f"the shell ended in {command!r}: {''.join(said)[-6000:]}")
 
 
 @pytest.fixture(name="shell", scope="module")
