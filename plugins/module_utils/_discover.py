@@ -230,7 +230,10 @@ def inventory(seed: Reading, found: t.Sequence[Found], facts: Reading) -> str:
     peers = [one for one in found if one.fabric]
     network = [ipaddress.IPv4Interface(f"{entry['address']}/{entry['prefix']}") for entry in own]
     met = [entry for entry in network if any(ipaddress.IPv4Address(one.fabric[chosen]) in entry.network for one in peers if one.fabric.get(chosen))]
-    lines = ["---", "# Written by the play discover of sparkops.inference, for review: the order of serve_nodes, accounts, and every remark below.", "sparks:", "  hosts:"]
+    lines = [
+        "---", "# Written by the play discover of sparkops.inference, for review: the order of serve_nodes, accounts, and every remark below.",
+        "sparks:", "  hosts:",
+    ]  # fmt: skip
     names = unique_names([seed["name"], *(one.name for one in peers)])
     lines += host_lines(names[0], seed["address"], seed["user"], str((met or network)[0].ip) if network else "", f"{chosen} of this machine" if chosen else "")
     for name, one in zip(names[1:], peers):

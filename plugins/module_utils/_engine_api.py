@@ -16,7 +16,9 @@ import typing as t
 
 COMPLETION_PATH = "/v1/chat/completions"
 # What vLLM serves beside the prefixes that its key guards; which of them an image has depends on model and version. The first ones do inference.
-UNGUARDED = ("/invocations", "/pooling", "/score", "/classify", "/rerank", "/tokenize", "/detokenize", "/pause", "/sleep", "/metrics", "/load", "/version", "/docs")
+UNGUARDED = (
+    "/invocations", "/pooling", "/score", "/classify", "/rerank", "/tokenize", "/detokenize", "/pause", "/sleep", "/metrics", "/load", "/version", "/docs",
+)  # fmt: skip
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 

@@ -14,6 +14,7 @@ import typing as t
 PREFIX = "sparkops-"
 SNAPSHOT = re.compile(re.escape(PREFIX) + r"[A-Za-z0-9_.:-]+")
 
+
 class Snapshot(t.NamedTuple):
     """``guid`` is what both nodes agree on: a name may be used again for other content."""
 

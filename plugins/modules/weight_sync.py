@@ -228,6 +228,7 @@ JOB_OPTIONS = (
     "reserve",
 )
 
+
 def place_problems(tree: str, method: str) -> list[str]:
     """A replica's tree is a link into it, and no other tree is: what another method left is complete, but not what is wanted."""
     linked = os.path.islink(tree)

@@ -153,7 +153,8 @@ class Bench:
         content = {
             "artefacts": [{"name": "model", "directory": DIRECTORY, "manifest": self.manifest.as_dict()}], "weights_root": str(self.folder / node),
             "state_dir": str(state),
-            "node": node, "sources": peers, "key": str(self.server.folder / "gate"), "known_hosts": str(self.server.known_hosts), "method": "rsync", "policy": "auto",
+            "node": node, "sources": peers, "key": str(self.server.folder / "gate"), "known_hosts": str(self.server.known_hosts), "method": "rsync",
+            "policy": "auto",
             "verify": False,
             "transport": "ssh", "streams": 4, "stall_seconds": 60, "space_margin": 0, "reserve": [], "run_id": "bench", "result": str(state / "result.json"),
             "progress": str(state / "progress.json"), **options,

@@ -71,8 +71,8 @@ class _Cells(html.parser.HTMLParser):
         super().__init__()
         self.attribute, self.found, self.inside = attribute, {}, None
 
-    def handle_starttag(self, tag: str, attributes: list) -> None:
-        value = dict(attributes).get(self.attribute)
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        value = dict(attrs).get(self.attribute)
         if value:
             self.inside, self.found[value] = (value, tag), ""
 

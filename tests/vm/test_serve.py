@@ -41,7 +41,8 @@ def test_slots_that_move_between_two_starts_are_followed(serving):
     for rail, interface in enumerate(RAILS["spark-2"]):
         address = ADDRESSES["spark-2"][rail]
         # Another address takes the slot, and the own one comes back behind it, as after a link event.
-        on("spark-2", f"ip address del {address} dev {interface}; ip address add 192.0.2.{rail + 1}/32 dev {interface}; ip address add {address} dev {interface}")
+        other = f"ip address add 192.0.2.{rail + 1}/32 dev {interface}"
+        on("spark-2", f"ip address del {address} dev {interface}; {other}; ip address add {address} dev {interface}")
     now = [usable("spark-2", rail) for rail in (0, 1)]
     assert before not in now[0] and before not in now[1]
     done = play("restart", variables=PINNED)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
 
 from sparklab import hub_content, images, settings
 from sparklab.daemons import Daemons

@@ -26,7 +26,8 @@ CONTAINER = {
 RECORD = {"deployment": "d", "rank": 1}
 
 
-def beat(age=0.0, container=CONTAINER, action="run", by="", floor=None, tripped=None):
+def beat(age=0.0, container=..., action="run", by="", floor=None, tripped=None):
+    container = CONTAINER if container is ... else container
     wanted, guard = {"action": action, "by": by}, {"mode": "serving", "floor": floor, "tripped": tripped}
     return {"time": 1000 - age, "wanted": wanted, "container": container, "guard": guard, "progress": {"last_progress": 990.0}}
 
@@ -141,7 +142,8 @@ def fixture_head(engine, tmp_path):
     (state / "rank.json").write_text(json.dumps(record), encoding="utf-8")
     (state / "last_good.json").write_text(json.dumps({"proven_at": "2026-11-29T22:00:00+00:00"}), encoding="utf-8")
 
-    def run(worker=CONTAINER, container=CONTAINER, service="alive"):
+    def run(worker=..., container=..., service="alive"):
+        worker, container = (CONTAINER if one is ... else one for one in (worker, container))
         (state / "heartbeat.json").write_text(json.dumps({**beat(container=container), "time": time.time()}), encoding="utf-8")
         answer = {"0": {"service": "alive", "container": container}, "1": {"service": service, "container": worker}}
         (tmp_path / "group.py").write_text(f"import json\nprint(json.dumps({{'ranks': json.loads({json.dumps(json.dumps(answer))})}}))\n", encoding="utf-8")

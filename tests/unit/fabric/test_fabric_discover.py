@@ -101,7 +101,8 @@ def test_only_neighbours_that_answered_count():
 
 
 def test_replies_to_all_nodes_and_host_keys_are_read():
-    ping = "PING ff02::1(ff02::1) from fe80::1%eth1: 56 data bytes\n64 bytes from fe80::1%eth1: icmp_seq=1 ttl=64\n64 bytes from fe80::2%eth1: icmp_seq=1 ttl=64 (DUP!)\n"
+    ping = "PING ff02::1(ff02::1) from fe80::1%eth1: 56 data bytes\n64 bytes from fe80::1%eth1: icmp_seq=1 ttl=64\n"
+    ping += "64 bytes from fe80::2%eth1: icmp_seq=1 ttl=64 (DUP!)\n"
     assert _discover.link_local_replies(ping)[-1] == "fe80::2"
     scan = "# 192.0.2.22:22 SSH-2.0\n192.0.2.22 ssh-ed25519 AAAA\n[192.0.2.23] ssh-ed25519 BBBB\nfe80::2%eth1 ssh-ed25519 AAAA\nnonsense\n"
     assert _discover.parse_keyscan(scan) == {"192.0.2.22": "ssh-ed25519 AAAA", "192.0.2.23": "ssh-ed25519 BBBB", "fe80::2%eth1": "ssh-ed25519 AAAA"}

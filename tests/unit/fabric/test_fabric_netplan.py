@@ -174,7 +174,8 @@ def test_what_the_renderer_leaves_is_set_by_hand(node):
 
 
 def test_an_address_that_a_rail_lost_is_seen():
-    links = [{"ifname": "enp1s0f1np1", "mtu": 9000, "addr_info": []}, {"ifname": "enP2p1s0f1np1", "mtu": 9000, "addr_info": [{"family": "inet", "local": "203.0.113.11", "prefixlen": 24}]}]
+    address = {"family": "inet", "local": "203.0.113.11", "prefixlen": 24}
+    links = [{"ifname": "enp1s0f1np1", "mtu": 9000, "addr_info": []}, {"ifname": "enP2p1s0f1np1", "mtu": 9000, "addr_info": [address]}]
     assert _netplan.drift(RAILS, 9000, links) == ["enp1s0f1np1 runs without 198.51.100.11/24"]
 
 

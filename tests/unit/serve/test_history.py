@@ -150,7 +150,7 @@ def test_the_history_names_what_a_rank_lacks():
     assert "nothing of d was proven" in filters.history_lines(histories(a=[], b=[]), PLAN)[0]
 
 
-def started(last_good=1, wanted=2, stopped=NODES):
+def started(last_good=1, wanted=2, stopped=tuple(NODES)):
     spec = {"labels": {"sparkops.group": f"{wanted:012x}" + "0" * 52}}
     hosts = {}
     for name in NODES:

@@ -14,17 +14,18 @@ NODES = ["spark-1", "spark-2", "spark-3"]
 RAILS = {"spark-1": ["198.51.100.11", "203.0.113.11"], "spark-2": ["198.51.100.12", "203.0.113.12"]}
 
 
-def plan(rails=RAILS, **settings):
+def plan(rails=None, **settings):
     return {
         "nodes": NODES, "head": "spark-1", "deployment": "d", "addresses": {name: f"198.51.100.1{number}" for number, name in enumerate(NODES, 1)},
-        "settings": {"weight_sync_space_margin": 0, **settings}, "node_settings": {name: {"weight_sync_rails": found} for name, found in rails.items()},
+        "settings": {"weight_sync_space_margin": 0, **settings}, "node_settings": {name: {"weight_sync_rails": found} for name, found in (rails or RAILS).items()},
         "artefacts": [{"directory": "acme--tiny/c"}],
     }  # fmt: skip
 
 
 def facts(name):
     return {
-        "user": {"name": "alice", "home": "/home/alice"}, "weights_root": "/w", "state_root": "/s", "libexec": "/l", "python": {"executable": "/usr/bin/python3"},
+        "user": {"name": "alice", "home": "/home/alice"}, "weights_root": "/w", "state_root": "/s", "libexec": "/l",
+        "python": {"executable": "/usr/bin/python3"},
         "key": {"public": f"ssh-ed25519 AAAA {name}"}, "sudo": "passwordless",
     }  # fmt: skip
 

@@ -24,7 +24,8 @@ def tree(**more):
 
 def node(name, **more):
     found = {
-        "node": name, "root": True, "weights_root": ROOT, "user": 1000, "owner": 65534, "filesystem": "ext4", "free": 200 * MB, "writable": True, "tools": TOOLS,
+        "node": name, "root": True, "weights_root": ROOT, "user": 1000, "owner": 65534, "filesystem": "ext4", "free": 200 * MB, "writable": True,
+        "tools": TOOLS,
         "modules": EVERYTHING, "mounts": [], "zfs": {"dataset": None, "device": None, "exists": False, "pool": False}, "artefacts": [tree()],
     }  # fmt: skip
     return {**found, **more}
@@ -33,8 +34,8 @@ def node(name, **more):
 HEAD = node("spark-1", artefacts=[tree(complete=True, manifest={"files": FILES})])
 
 
-def choose(worker, method="auto", head=HEAD, **wishes):
-    return _sync_method.choose(head, [worker], Wishes(method=method, margin=wishes.pop("margin", 10 * MB), **wishes))
+def choose(worker, method="auto", head=None, **wishes):
+    return _sync_method.choose(head or HEAD, [worker], Wishes(method=method, margin=wishes.pop("margin", 10 * MB), **wishes))
 
 
 COMPLETE = tree(complete=True, files={})

@@ -87,14 +87,14 @@ def test_the_words_of_a_token():
     # Of ZFS 2.3.9; zfs list said 901736785980915416 of that snapshot.
     text = """resume token contents:
 nvlist version: 0
-	object = 0x4
-	offset = 0xa00000
-	bytes = 0xb02098
-	toguid = 0xc839cd4494b7ed8
-	toname = tank/weights@sparkops-20261130T002703Z
-	largeblockok = 1
-	embedok = 1
-	compressok = 1
+\tobject = 0x4
+\toffset = 0xa00000
+\tbytes = 0xb02098
+\ttoguid = 0xc839cd4494b7ed8
+\ttoname = tank/weights@sparkops-20261130T002703Z
+\tlargeblockok = 1
+\tembedok = 1
+\tcompressok = 1
 full send of tank/weights@sparkops-20261130T002703Z estimated size is 17.7M
 total estimated size is 17.7M
 """
