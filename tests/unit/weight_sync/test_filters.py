@@ -17,7 +17,8 @@ RAILS = {"spark-1": ["198.51.100.11", "203.0.113.11"], "spark-2": ["198.51.100.1
 def plan(rails=None, **settings):
     return {
         "nodes": NODES, "head": "spark-1", "deployment": "d", "addresses": {name: f"198.51.100.1{number}" for number, name in enumerate(NODES, 1)},
-        "settings": {"weight_sync_space_margin": 0, **settings}, "node_settings": {name: {"weight_sync_rails": found} for name, found in (rails or RAILS).items()},
+        "settings": {"weight_sync_space_margin": 0, **settings},
+        "node_settings": {name: {"weight_sync_rails": found} for name, found in (rails or RAILS).items()},
         "artefacts": [{"directory": "acme--tiny/c"}],
     }  # fmt: skip
 

@@ -49,7 +49,7 @@ def test_network_mounts_at_below_and_above_a_folder(root, count):
 
 def test_a_container_that_holds_a_mount_is_named(tmp_path):
     own, container, other = "4026531841", "4026532001", "4026532002"
-    ours = "34 30 0:60 / {} ro shared:126 - nfs4 198.51.100.99:{} ro,vers=4.2\n".format(TREE, TREE)
+    ours = f"34 30 0:60 / {TREE} ro shared:126 - nfs4 198.51.100.99:{TREE} ro,vers=4.2\n"
     # What systemd's own services see of it, and what a container holds for itself.
     passed_on, held = ours.replace("shared:126", "master:126"), ours.replace(" shared:126", "")
     for pid, space, lines in (("1", own, ours), ("self", own, ours), ("40", container, held), ("41", container, held), ("50", other, passed_on)):
