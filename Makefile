@@ -57,7 +57,9 @@ lab-test: ## Molecule scenarios and fault tests on the container lab
 test-returns: setup ## Failed upgrades, rollback, switch, drain, bundles, uninstall on the lab (not part of make test)
 	tests/run returns
 
-.PHONY: test-awx
+.PHONY: test-awx test-staging
+test-staging: setup ## Weights and images on their way: faults of the hub, kills, cuts (not part of make test)
+	tests/run staging
 test-awx: setup ## Each AWX job template against the lab, run by ansible-runner (not part of make test)
 	tests/run awx
 

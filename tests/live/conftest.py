@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import time
 import typing as t
 from datetime import datetime
 
 import pytest
-from plays import ROOT, Played, play, root_shell
+from plays import ROOT, Played, Playing, play, root_shell
 
 LAB = os.path.join(ROOT, "tests/lab/lab")
 STUB = "198.18.0.1:5000/sparklab/stub:1"
@@ -63,3 +65,49 @@ def fixture_serving() -> Played:
     done = play("site")
     assert done.code == 0, done.text[-5000:]
     return done
+
+
+def inventory_with(folder: t.Any, groups: dict[str, t.Any]) -> str:
+    """The lab's inventory with settings of groups, or further groups, beside it; a folder of its own for ``-i``."""
+    lab = os.path.join(ROOT, "inventories/lab")
+    for name in os.listdir(lab):
+        os.symlink(os.path.join(lab, name), folder / name)
+    (folder / "settings.yml").write_text(json.dumps({"all": {"children": groups}}))
+    return str(folder)
+
+
+class LabHub:
+    """The lab's hub: what it has served, and its faults."""
+
+    @staticmethod
+    def lab(*words: str) -> t.Any:
+        done = subprocess.run([LAB, *words], capture_output=True, text=True, check=True)
+        return json.loads(done.stdout or "null")
+
+    def fault(self, kind: str, **settings: t.Any) -> None:
+        self.lab("faults", "set", kind, *(word for name, value in settings.items() for word in (f"--{name}", str(value))))
+
+    def quiet(self) -> None:
+        """No fault, and all counters at zero."""
+        self.lab("faults", "clear")
+        self.lab("counters", "--clear")
+
+    def counters(self, part: str = "") -> dict[str, dict[str, int]]:
+        """Bytes and requests by path, of those with ``part`` in it."""
+        return {path: item for path, item in self.lab("counters").items() if part in path}
+
+    def served(self, part: str = "") -> int:
+        return sum(item["bytes"] for item in self.counters(part).values())
+
+    def until(self, size: float, part: str = "", timeout: float = 120) -> None:
+        deadline = time.time() + timeout
+        while self.served(part) < size:
+            assert time.time() < deadline, f"the hub has served {self.served(part)} bytes of {size:.0f}"
+
+
+@pytest.fixture(name="hub")
+def fixture_hub() -> t.Iterator[LabHub]:
+    hub = LabHub()
+    hub.quiet()
+    yield hub
+    hub.quiet()

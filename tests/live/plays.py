@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
+import threading
 import time
 import typing as t
 
@@ -34,21 +36,53 @@ class Played:
         return next(when for when, text in self.lines if part in text)
 
 
-def play(name: str, *arguments: str, variables: dict[str, t.Any] | None = None, inventory: str | None = None, timeout: float = 600) -> Played:
-    command = ["ansible-playbook", f"playbooks/{name}.yml", *arguments]
-    if inventory:
-        command += ["-i", inventory]
-    if variables:
-        command += ["-e", json.dumps(variables)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "ANSIBLE_FORCE_COLOR": "0"}
-    begun, lines = time.time(), []
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    for line in process.stdout:
-        lines.append((time.time(), line.rstrip("\n")))
-        if time.time() - begun > timeout:
-            process.kill()
-    code = process.wait()
-    return Played(code, lines, begun, time.time())
+class Playing:
+    """ansible-playbook while it runs, its lines read as they come."""
+
+    def __init__(self, name: str, *arguments: str, variables: dict[str, t.Any] | None = None, inventory: str | None = None, **environment: str) -> None:
+        command = ["ansible-playbook", f"playbooks/{name}.yml", *arguments]
+        if inventory:
+            command += ["-i", inventory]
+        if variables:
+            command += ["-e", json.dumps(variables)]
+        settings = {**os.environ, "PYTHONUNBUFFERED": "1", "ANSIBLE_FORCE_COLOR": "0", **environment}
+        self.begun, self.lines = time.time(), []
+        # A group of its own: what is killed for a test is Ansible with all its workers.
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append((time.time(), line.rstrip("\n")))
+
+    def until(self, part: str, timeout: float = 120) -> None:
+        """Wait for a line with ``part``."""
+        deadline = time.time() + timeout
+        while not any(part in text for dummy, text in self.lines):
+            assert self.process.poll() is None and time.time() < deadline, f"no {part!r} in {self.lines}"
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """The controller dies without a word to anybody."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def end(self, timeout: float = 600) -> Played:
+        try:
+            code = self.process.wait(max(0.0, self.begun + timeout - time.time()))
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = self.process.returncode
+        # A connection that ssh keeps open holds the pipe, too; all lines are there by then.
+        self.reader.join(10)
+        return Played(code, self.lines, self.begun, time.time())
+
+
+def play(name: str, *arguments: str, timeout: float = 600, **more: t.Any) -> Played:
+    return Playing(name, *arguments, **more).end(timeout)
 
 
 def root_shell(lab: str, node: str, command: str, check: bool = True) -> str:

@@ -2,7 +2,10 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Each job template's own fields, run by ansible-runner as AWX would, against the lab: what it returns, changes, and leaves as artefacts."""
+"""Each job template's own fields, run by ansible-runner as AWX would, against the lab: what it returns, changes, and leaves as artefacts.
+
+The engine is the stand-in: it starts in a second, and what a job says and leaves is the same.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,21 @@ import dataclasses
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
 import time
 import typing as t
 
 import pytest
-from conftest import ROOT, fingerprint, on, running
+import weights_node
+from conftest import ROOT, STUB, Playing, fingerprint, inventory_with, on, running
+from conftest import play as playbook
 
 sys.path.insert(0, os.path.join(ROOT, "tests/unit/awx"))
 
 from awx_data import data  # noqa: E402
 from awx_runner import TEMPLATES, play, run  # noqa: E402
 
-LAB = os.path.join(ROOT, "inventories/lab/hosts.yml")
 UNREACHABLE = os.path.join(ROOT, "tests/live/unreachable.yml")
 NODES = ["spark-1", "spark-2"]
 LEASE = "/var/lib/sparkops/lab_tiny/lease.json"
@@ -38,14 +43,14 @@ class Row:
     answers: dict[str, str] = dataclasses.field(default_factory=dict)
     tags: str = ""
     limit: str = ""
-    inventory: str = LAB
+    inventory: str = ""
     fails: bool = False
     artefacts: frozenset[str] = frozenset()
     parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         answers = (f"{name}={value}" for name, value in self.answers.items())
-        words = [self.template, *answers, self.tags, self.limit, "unreachable" if self.inventory != LAB else ""]
+        words = [self.template, *answers, self.tags, self.limit, "unreachable" if self.inventory else ""]
         return " ".join(word for word in words if word)
 
 
@@ -57,9 +62,29 @@ def snapshot() -> dict[str, str]:
     return module.snapshot(NODES)
 
 
-def check(row: Row) -> t.Any:
-    job = run(row.template, row.inventory, row.answers, tags=row.tags, limit=row.limit)
+@pytest.fixture(name="inventory", scope="session")
+def fixture_inventory(tmp_path_factory) -> str:
+    """The lab's inventory with settings of the group beside it, as a project of AWX has them; the third node only downloads."""
+    downloader = {name: value for name, value in weights_node.variables().items() if name != "spark_hosts"}
+    groups = {"sparks": {"vars": {"image_reference": STUB}}, "solo": {"vars": downloader}}
+    return inventory_with(tmp_path_factory.mktemp("inventory"), groups)
+
+
+@pytest.fixture(name="serving", scope="session")
+def fixture_serving(inventory) -> None:
+    done = playbook("site", inventory=inventory)
+    assert done.code == 0, done.text[-5000:]
+
+
+@pytest.fixture(name="check")
+def fixture_check(inventory) -> t.Callable[[Row], t.Any]:
+    return lambda row, **more: check_job(row, inventory, **more)
+
+
+def check_job(row: Row, inventory: str, **more: t.Any) -> t.Any:
+    job = run(row.template, row.inventory or inventory, row.answers, tags=row.tags, limit=row.limit, **more)
     assert (job.code != 0) == row.fails, job.text[-4000:]
+    assert not re.search("[\r\b\x1b]", job.text), "a terminal's tricks"
     assert set(job.artefacts) == row.artefacts
     for part in row.parts:
         assert part in job.text, job.text[-4000:]
@@ -130,33 +155,33 @@ def test_every_template_has_a_row_that_succeeds_and_one_that_fails():
 
 
 @pytest.mark.parametrize("row", SERVING, ids=str)
-def test_a_job_on_a_serving_pair(serving, row):
+def test_a_job_on_a_serving_pair(check, serving, row):
     before = [fingerprint(node) for node in NODES]
     assert check(row).changed == set()
     assert before == [fingerprint(node) for node in NODES]
 
 
 @pytest.mark.parametrize("row", LOOKING, ids=str)
-def test_looking_leaves_every_node_as_it_was(serving, row):
+def test_looking_leaves_every_node_as_it_was(check, serving, row):
     before = snapshot()
     assert check(row).changed == set()
     assert before == snapshot()
 
 
-def test_drift_with_a_node_away_fails_and_leaves_every_node_as_it_was(serving):
+def test_drift_with_a_node_away_fails_and_leaves_every_node_as_it_was(check, serving):
     before = snapshot()
     check(DRIFT_AWAY)
     assert before == snapshot()
 
 
-def test_the_credential_for_host_keys_makes_a_job_insist_on_them(serving, tmp_path):
+def test_the_credential_for_host_keys_makes_a_job_insist_on_them(serving, inventory, tmp_path):
     """ansible-runner switches the check off, as AWX does; what the credential injects must switch it on again."""
     kind = next(item for item in data()["controller_credential_types"] if item["name"] == "Sparks: known hosts")
     known = os.path.join(os.environ.get("SPARKLAB_CACHE", "/var/cache/sparkops-lab"), "state/ssh/known_hosts")
     (tmp_path / "nobody").write_text("")
     for path, fails in ((known, False), (str(tmp_path / "nobody"), True)):
         injected = {name: value.replace("{{ tower.filename.known_hosts }}", path) for name, value in kind["injectors"]["extra_vars"].items()}
-        job = play("playbooks/preflight.yml", LAB, injected)
+        job = play("playbooks/preflight.yml", inventory, injected)
         assert (job.code != 0) == fails, job.text[-3000:]
         assert ("preflight.unreachable" in job.text) == fails
 
@@ -165,7 +190,7 @@ def foreign_lease(expires: float) -> None:
     on("spark-1", f"echo '{{\"run_id\": \"pod-7:1:1\", \"owner\": \"awx@pod-7\", \"since\": 1, \"expires\": {expires}}}' > {LEASE}; chown alice: {LEASE}")
 
 
-def test_a_job_beside_another_job_is_refused_by_name(serving):
+def test_a_job_beside_another_job_is_refused_by_name(check, serving):
     foreign_lease(time.time() + 3600)
     try:
         check(LEASED)
@@ -177,13 +202,60 @@ def test_a_job_beside_another_job_is_refused_by_name(serving):
         on("spark-1", f"rm -f {LEASE}")
 
 
-def test_cancel_gives_back_the_lease_of_a_dead_job(serving):
+def test_of_two_jobs_at_once_one_is_refused_by_name(check, serving, inventory):
+    other = Playing("restart", inventory=inventory)
+    try:
+        other.until("replace | Stop whatever")
+        job = check(Row("restart", fails=True, parts=("lease.held",)))
+        assert job.changed == set() and "replace | Stop whatever" not in job.text
+    finally:
+        assert other.end().code == 0
+    assert len(running("spark-1")) == len(running("spark-2")) == 1
+
+
+DOWNLOAD = Row("weights", {"spark_hosts": "solo"}, fails=True, parts=("MiB/s",))
+
+
+@pytest.fixture(name="downloads")
+def fixture_downloads(inventory, hub):
+    """A node that lacks everything, and a hub that takes most of a minute: the work of a cancelled job goes on until the next one has begun."""
+    done = playbook("bootstrap", inventory=inventory, variables={"spark_hosts": "solo"})
+    assert done.code == 0, done.text[-3000:]
+    weights_node.forget()
+    hub.fault("slow", path="sparklab/bulk/*.safetensors", rate=800_000)
+    yield
+    weights_node.forget()
+
+
+def cancel_in_the_middle(check, hub) -> int:
+    job = check(DOWNLOAD, cancelled=lambda: hub.served(weights_node.REPOSITORY) > 0.2 * weights_node.TOTAL)
+    assert job.status == "canceled"
+    return weights_node.main_pid()
+
+
+def test_the_next_job_attaches_to_the_work_of_a_cancelled_one(check, hub, downloads):
+    working = cancel_in_the_middle(check, hub)
+    assert working != 0
+    assert check(Row("weights", {"spark_hosts": "solo"})).changed == {weights_node.NODE}
+    assert weights_node.whole() and hub.served(weights_node.REPOSITORY) <= 1.02 * weights_node.TOTAL
+
+
+def test_the_work_of_a_cancelled_job_can_be_stopped(check, hub, downloads):
+    assert cancel_in_the_middle(check, hub) != 0
+    assert check(Row("cancel", {"spark_hosts": "solo"})).changed == {weights_node.NODE}
+    assert weights_node.main_pid() == 0
+    served = hub.served(weights_node.REPOSITORY)
+    time.sleep(3)
+    assert hub.served(weights_node.REPOSITORY) == served
+
+
+def test_cancel_gives_back_the_lease_of_a_dead_job(check, serving):
     foreign_lease(time.time() - 1)
     check(Row("cancel"))
     assert on("spark-1", f"cat {LEASE} 2>/dev/null || true") == ""
 
 
-def test_cancel_stops_what_a_cancelled_job_left_running(serving):
+def test_cancel_stops_what_a_cancelled_job_left_running(check, serving):
     units = {"spark-1": ("weights", "pull", "engram"), "spark-2": ("sync", "ship")}
     for node, works in units.items():
         for work in works:
@@ -202,7 +274,7 @@ def test_cancel_stops_what_a_cancelled_job_left_running(serving):
         on("spark-1", "systemctl stop sparkops-weights-lab_tiny2", check=False)
 
 
-def test_restart_stop_and_back(serving):
+def test_restart_stop_and_back(check, serving):
     assert check(RESTART).changed == set(NODES)
     assert check(STOP).changed == set(NODES)
     for row in STOPPED:
