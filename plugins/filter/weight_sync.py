@@ -44,20 +44,29 @@ def source(facts: t.Mapping[str, t.Any], plan: Plan, name: str, reader: str) -> 
     }
 
 
-def sync_looks(hostvars: HostVars, plan: Plan) -> dict[str, dict[str, t.Any]]:
-    """What module sync_info said on each rank of this run, with the rights that become gives there."""
+def sync_looks(hostvars: HostVars, plan: Plan, predicting: bool = False) -> dict[str, dict[str, t.Any]]:
+    """What module sync_info said on each rank of this run, with the rights that become gives there.
+
+    In check mode bootstrap has changed nothing yet: what it would mend by then counts as mended.
+    """
     found = {}
     for name in plan["nodes"]:
-        info = (hostvars[name].get("__weight_sync_look") or {}).get("info")
-        if info:
-            found[name] = {**info, "root": hostvars[name]["spark_node"]["sudo"] != "none"}
+        info, node = (hostvars[name].get("__weight_sync_look") or {}).get("info"), hostvars[name]["spark_node"]
+        if not info:
+            continue
+        found[name] = {**info, "root": node["sudo"] != "none"}
+        if predicting and node["sudo"] != "none":
+            if plan["settings"]["bootstrap_state_dir"] and f"{info['weights_root']}/".startswith(f"{node['state_root']}/"):
+                found[name]["writable"] = True
+            if plan["settings"]["bootstrap_packages"]:
+                found[name]["tools"] = {**info["tools"], "rsync": True}
     return found
 
 
-def sync_choice(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
+def sync_choice(hostvars: HostVars, plan: Plan, predicting: bool = False) -> dict[str, t.Any]:
     """The method for this run, with the words for it."""
     settings = plan["settings"]
-    looks = sync_looks(hostvars, plan)
+    looks = sync_looks(hostvars, plan, predicting)
     wishes = _sync_method.Wishes(
         method=settings.get("weight_sync_method") or "auto",
         transport=settings.get("weight_sync_transport") or "ssh",

@@ -77,3 +77,25 @@ def test_what_another_method_left_is_not_what_is_wanted(tmp_path, method, linked
     else:
         tree.mkdir()
     assert (not place_problems(str(tree), method)) == fine
+
+
+def look(name, **more):
+    return {
+        "node": name, "weights_root": "/s/weights", "there": False, "user": 1000, "owner": 0, "filesystem": "ext4", "free": 10**9, "writable": False,
+        "tools": {"rsync": False}, "modules": {}, "zfs": {}, "artefacts": [], **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("predicting", "items", "where", "method"),
+    [
+        (True, True, "/s/weights", "rsync"),
+        (False, True, "/s/weights", ""),       # a real run has done its bootstrap by then, or was not asked to
+        (True, False, "/s/weights", ""),
+        (True, True, "/data/weights", ""),     # bootstrap gives the account its state directory, nothing else
+    ],
+)  # fmt: skip
+def test_a_prediction_counts_on_what_bootstrap_would_mend(predicting, items, where, method):
+    hostvars = {name: {"spark_node": facts(name), "__weight_sync_look": {"info": look(name, weights_root=where)}} for name in NODES}
+    wishes = plan(bootstrap_state_dir=items, bootstrap_packages=items, weight_sync_method="rsync")
+    assert weight_sync.sync_choice(hostvars, wishes, predicting)["method"] == method
