@@ -40,7 +40,7 @@ def has_ended(other: str) -> bool:
     """True only when the run was of this very machine and its process is gone."""
     host, dummy, rest = other.partition(":")
     pid, dummy, start = rest.partition(":")
-    return host == socket.gethostname() and pid.isdigit() and process_start(int(pid)) != start
+    return host == socket.gethostname() and pid.isdecimal() and process_start(int(pid)) != start
 
 
 class ActionModule(ActionBase):

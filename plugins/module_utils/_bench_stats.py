@@ -126,7 +126,7 @@ def total(metrics: t.Mapping[str, list[tuple[dict[str, str], float]]], name: str
 def by_position(metrics: t.Mapping[str, list[tuple[dict[str, str], float]]]) -> dict[int, float]:
     positions: dict[int, float] = {}
     for labels, value in metrics.get(ACCEPTED_AT, []):
-        if labels.get("position", "").isdigit():
+        if labels.get("position", "").isdecimal():
             positions[int(labels["position"])] = positions.get(int(labels["position"]), 0.0) + value
     return positions
 

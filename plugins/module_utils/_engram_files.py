@@ -520,7 +520,7 @@ def _entry(number: int, digest: str) -> str:
 def _entries(lines: t.Iterable[str], count: int) -> t.Iterator[tuple[int, str]]:
     for line in lines:
         number, separator, digest = line.partition(" ")
-        if not separator or not number.isdigit() or int(number) >= count or len(digest) != 64:
+        if not separator or not number.isdecimal() or int(number) >= count or len(digest) != 64:
             return  # torn by a power cut; nothing after it can be trusted
         yield int(number), digest
 

@@ -160,9 +160,9 @@ def parse_active_mtu(text: str) -> dict[tuple[str, int], int]:
             continue
         if name == "hca_id":
             hca = words[0]
-        elif name == "port" and words[0].isdigit():
+        elif name == "port" and words[0].isdecimal():
             port = int(words[0])
-        elif name == "active_mtu" and words[0].isdigit():
+        elif name == "active_mtu" and words[0].isdecimal():
             found[hca, port] = int(words[0])
     return found
 
@@ -173,7 +173,7 @@ def aer_totals(tree: Tree, hca: str) -> dict[str, int]:
     for kind in ("correctable", "nonfatal", "fatal"):
         text = tree.text("class/infiniband", hca, "device", f"aer_dev_{kind}") or ""
         last = text.split()[-1:]  # the last line is TOTAL_ERR_...
-        if last and last[0].isdigit():
+        if last and last[0].isdecimal():
             totals[kind] = int(last[0])
     return totals
 
@@ -223,7 +223,7 @@ def read_ports(
         read_port(tree, hca, int(port), interfaces, active_mtu)
         for hca in tree.names("class/infiniband")
         for port in tree.names("class/infiniband", hca, "ports")
-        if port.isdigit()
+        if port.isdecimal()
     ]
     return sorted(ports, key=lambda port: (port["half"], port["hca"], port["port"]))
 

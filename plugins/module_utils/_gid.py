@@ -62,7 +62,7 @@ def read_table(sys_root: str, hca: str, port: int = 1) -> list[Slot]:
     """The filled slots of one port, by index. Empty, unreadable, and foreign entries are skipped."""
     folder = os.path.join(sys_root, "class/infiniband", hca, "ports", str(port))
     try:
-        indexes = sorted(int(name) for name in os.listdir(os.path.join(folder, "gids")) if name.isdigit())
+        indexes = sorted(int(name) for name in os.listdir(os.path.join(folder, "gids")) if name.isdecimal())
     except OSError:
         return []
     slots = []

@@ -51,7 +51,7 @@ def told_wait(headers: t.Mapping[str, str], now: float) -> float | None:
     if match and int(match.group(1)) == 0:
         return float(match.group(2))
     value = lowered.get("retry-after", "").strip()
-    if value.isdigit():
+    if value.isdecimal():
         return float(value)
     try:
         moment = email.utils.parsedate_to_datetime(value)

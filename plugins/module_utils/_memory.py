@@ -163,7 +163,7 @@ def read_processes(proc_root: str = "/proc") -> dict[int, Process]:
     """All processes with resident memory. One that ends meanwhile is left out."""
     found = {}
     for entry in os.listdir(proc_root):
-        process = _read_process(proc_root, int(entry)) if entry.isdigit() else None
+        process = _read_process(proc_root, int(entry)) if entry.isdecimal() else None
         if process is not None and process.rss > 0:
             found[process.pid] = process
     return found
@@ -193,7 +193,7 @@ def read_compute_apps(text: str) -> list[GpuUse]:
     for line in text.splitlines():
         pid, separator, rest = line.strip().partition(",")
         name, comma, memory = rest.rpartition(",")
-        if separator and comma and pid.strip().isdigit():
+        if separator and comma and pid.strip().isdecimal():
             number = re.match(r"\s*(\d+)", memory)
             found.append(GpuUse(int(pid), name.strip(), int(number.group(1)) * MIB if number else None))
     return found

@@ -113,7 +113,7 @@ def users(mount: Mount, proc_root: str = "/proc") -> list[User]:
     """
     own = namespace(proc_root, "self")
     seen, found = {own}, []
-    for pid in sorted((entry for entry in os.listdir(proc_root) if entry.isdigit()), key=int):
+    for pid in sorted((entry for entry in os.listdir(proc_root) if entry.isdecimal()), key=int):
         place = namespace(proc_root, pid)
         if place in seen or place is None:
             continue

@@ -26,7 +26,7 @@ def parse_meminfo(text: str) -> dict[str, int]:
     for line in text.splitlines():
         name, separator, rest = line.partition(":")
         words = rest.split()
-        if separator and words and words[0].isdigit():
+        if separator and words and words[0].isdecimal():
             found[name.strip()] = int(words[0])
     return found
 

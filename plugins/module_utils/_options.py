@@ -124,7 +124,7 @@ def convert(option: Option, raw: t.Any) -> t.Any:
     _check_pattern(option, value)
     if option.digits and isinstance(value, list):
         return [int(item) for item in value]
-    return int(value) if option.digits and value.isdigit() else value
+    return int(value) if option.digits and value.isdecimal() else value
 
 
 def _refuse(option: Option, raw: t.Any, hint: str = "") -> ConversionError:
@@ -209,7 +209,7 @@ def _to_size(option: Option, raw: t.Any) -> int:
     if not count.is_integer():
         raise _refuse(option, raw, "it is not a whole number of bytes")
     # Digits alone are taken as they are: a float holds whole numbers only up to 2**53.
-    return int(match.group(1)) if match.group(1).isdigit() and match.group(2) in (None, "B") else int(count)
+    return int(match.group(1)) if match.group(1).isdecimal() and match.group(2) in (None, "B") else int(count)
 
 
 def _to_list(option: Option, raw: t.Any) -> list[t.Any]:

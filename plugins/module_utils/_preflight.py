@@ -119,7 +119,7 @@ def _docker(findings: Findings, plan: t.Mapping[str, t.Any], name: str, node: t.
             "an account in group docker", f"as root: usermod -aG docker {user}, then log in again"))
     elif state == "become" and settings["bootstrap_docker_group"]:
         findings.predictions.append(f"{name}: {user} is not in group docker; bootstrap will mend it")
-    version = tuple(int(part) for part in docker["version"].split(".")[:2] if part.isdigit())
+    version = tuple(int(part) for part in docker["version"].split(".")[:2] if part.isdecimal())
     if version and version < OLDEST_DOCKER:
         findings.refusals.append(Refusal(
             "preflight.docker_old", name, "Docker Engine", docker["version"], "20.10 or newer", "upgrade the Docker Engine"))

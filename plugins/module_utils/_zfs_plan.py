@@ -78,7 +78,7 @@ def parse_size(text: str) -> int | None:
     """Bytes of a stream from ``zfs send -nP``: a line "size", then the number."""
     for line in text.splitlines():
         words = line.split()
-        if len(words) == 2 and words[0] == "size" and words[1].isdigit():
+        if len(words) == 2 and words[0] == "size" and words[1].isdecimal():
             return int(words[1])
     return None
 

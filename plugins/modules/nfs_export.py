@@ -125,7 +125,7 @@ def foreign_servers(proc_root: str) -> list[str]:
     for name in ("tcp", "tcp6"):
         inodes.update(parse_listening_inodes(read_text(os.path.join(proc_root, "net", name)), {PORT}).get(PORT, []))
     found = []
-    for pid in sorted((entry for entry in os.listdir(proc_root) if entry.isdigit()), key=int):
+    for pid in sorted((entry for entry in os.listdir(proc_root) if entry.isdecimal()), key=int):
         name = read_text(os.path.join(proc_root, pid, "comm")).strip()
         cgroup = read_text(os.path.join(proc_root, pid, "cgroup"))
         container = _mounts.container_of(cgroup)

@@ -142,7 +142,7 @@ def passwordless_sudo(module: AnsibleModule) -> str:
 def service_manager(user: dict[str, t.Any], socket: str, proc_root: str) -> dict[str, t.Any]:
     """The account's own service manager. Its groups are those of its own start: a group that came later opens nothing to its services."""
     found = {"lingers": os.path.exists(f"/var/lib/systemd/linger/{user['name']}"), "may_use_docker": None}
-    for pid in filter(str.isdigit, os.listdir(proc_root)):
+    for pid in filter(str.isdecimal, os.listdir(proc_root)):
         status = parse_process_status(read_text(os.path.join(proc_root, pid, "status")))
         if status["name"] == "systemd" and status["uid"] == user["uid"]:
             try:
@@ -185,7 +185,7 @@ def process_names_of(inodes: t.Collection[str], proc_root: str) -> list[str]:
     """Names of the processes that hold the given sockets, as far as this account may see them."""
     wanted = {f"socket:[{inode}]" for inode in inodes}
     names = set()
-    for pid in filter(str.isdigit, os.listdir(proc_root)):
+    for pid in filter(str.isdecimal, os.listdir(proc_root)):
         folder = os.path.join(proc_root, pid, "fd")
         try:
             if any(os.readlink(os.path.join(folder, entry)) in wanted for entry in os.listdir(folder)):

@@ -277,7 +277,7 @@ def pack(contents: t.Mapping[str, bytes]) -> str:
             entry = tarfile.TarInfo(name)
             entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o640
             archive.addfile(entry, io.BytesIO(content))
-    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdigit():
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
         os.chown(path, int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "-1")))
     return path
 

@@ -73,7 +73,7 @@ def port_of(document: t.Mapping[str, t.Any] | None) -> int | None:
     if not document or not document["State"]["Running"]:
         return None
     words = document.get("Args") or []
-    return next((int(after) for word, after in zip(words, words[1:]) if word == "--port" and after.isdigit()), None)
+    return next((int(after) for word, after in zip(words, words[1:]) if word == "--port" and after.isdecimal()), None)
 
 
 def unfinished(port: int) -> int | None:

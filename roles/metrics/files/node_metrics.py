@@ -35,7 +35,7 @@ REQUEST = {"messages": [{"role": "user", "content": "Reply with OK."}], "max_tok
 def meminfo():
     with open("/proc/meminfo", encoding="utf-8") as stream:
         words = [line.split() for line in stream]
-    return {row[0].rstrip(":"): int(row[1]) for row in words if len(row) > 1 and row[1].isdigit()}
+    return {row[0].rstrip(":"): int(row[1]) for row in words if len(row) > 1 and row[1].isdecimal()}
 
 
 def group_answers(program, state_dir):

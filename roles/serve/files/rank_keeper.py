@@ -120,7 +120,7 @@ def has_ended(run_id):
     """True only for a holder of this very node whose process is gone, such as ourselves before a reboot."""
     host, dummy, rest = run_id.partition(":")
     pid, dummy, started = rest.partition(":")
-    return host == socket.gethostname() and pid.isdigit() and process_start(pid) != started
+    return host == socket.gethostname() and pid.isdecimal() and process_start(pid) != started
 
 
 class Lease:

@@ -32,6 +32,7 @@ NOW = 1_800_000_000.0
         ({"Retry-After": "Fri, 15 Jan 2027 08:00:10 GMT"}, 10.0),
         ({"Retry-After": "Fri, 15 Jan 2027 07:00:00 GMT"}, 0.0),
         ({"Retry-After": "soon"}, None),
+        ({"Retry-After": "²"}, None),  # a digit, but no number
         ({"Retry-After": ""}, None),
     ],
 )
