@@ -4,7 +4,7 @@
 
 # This code is private to the collection: it may change at any time.
 
-"""Looks that may hang, in children that are killed when their time is over.
+"""Looks and commands that may hang, in children that are killed when their time is over.
 
 Any call on a hard NFS mount waits for as long as its server is away, and the caller with it. A child of our own can be given up.
 """
@@ -16,6 +16,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import time
 import typing as t
 
@@ -37,6 +38,14 @@ class Look(t.NamedTuple):
 
     state: str
     detail: str
+
+
+def command(words: t.Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
+    """Run a command. TooLong when it does not end; from several threads at once, which run_command of a module does not allow."""
+    try:
+        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired as exc:
+        raise TooLong(str(exc)) from exc
 
 
 def limited(looks: t.Sequence[t.Callable[[], t.Any]], seconds: float = SECONDS) -> list[t.Any]:

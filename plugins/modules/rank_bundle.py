@@ -105,13 +105,13 @@ import glob
 import io
 import json
 import os
-import subprocess
 import tarfile
 import tempfile
 import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.sparkops.inference.plugins.module_utils import _limited
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
 from ansible_collections.sparkops.inference.plugins.module_utils._gid import read_table
 from ansible_collections.sparkops.inference.plugins.module_utils._likely_cause import likely_causes
@@ -140,10 +140,10 @@ class Missing(Exception):
 def run(words: t.Sequence[str]) -> bytes:
     """What a command prints. It gets its own time limit: nvidia-smi and df hang on sick machines."""
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=PART_SECONDS, check=False)
+        done = _limited.command(words, PART_SECONDS)
     except FileNotFoundError as exc:
         raise Missing("not installed") from exc
-    except (OSError, subprocess.TimeoutExpired) as exc:
+    except (OSError, _limited.TooLong) as exc:
         raise Missing(str(exc)) from exc
     if done.returncode and not done.stdout:
         raise Missing(f"ended with {done.returncode}: {done.stderr.decode('utf-8', 'replace').strip()[-200:]}")

@@ -20,8 +20,9 @@ import typing as t
 
 import pytest
 import weights_node
-from conftest import ROOT, STUB, Playing, fingerprint, inventory_with, on, running
+from conftest import ROOT, STUB, fingerprint, inventory_with, on, running
 from conftest import play as playbook
+from plays import Playing
 
 sys.path.insert(0, os.path.join(ROOT, "tests/unit/awx"))
 

@@ -10,7 +10,8 @@ import json
 import os
 import typing as t
 
-from conftest import ROOT, Playing, on
+from conftest import ROOT, on
+from plays import Playing
 
 NODE = "spark-3"
 DEPLOYMENT = "lab_weights"
