@@ -53,6 +53,10 @@ pages: ## Benchmark and report pages in a browser, alert rules in promtool
 lab-test: ## Molecule scenarios and fault tests on the container lab
 	tests/run lab
 
+.PHONY: test-ways
+test-ways: setup ## From a launch script, without root, without group docker, and what a start would change, on the lab (not part of make test)
+	tests/run ways
+
 .PHONY: test-returns
 test-returns: setup ## Failed upgrades, rollback, switch, drain, bundles, uninstall on the lab (not part of make test)
 	tests/run returns

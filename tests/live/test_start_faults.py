@@ -76,12 +76,15 @@ def test_healthy_without_a_token_is_no_success(stub_image):
 
 
 def test_text_in_the_reasoning_field_is_a_proof_and_arguments_arrive_byte_for_byte(stub_image):
-    odd = ["--odd", "a b", "it's", 'say "x"', "$HOME", "50%", "größer", "", "a=b,c"]
+    odd = ["--odd", "a b", " trailing ", "it's", 'say "x"', "$HOME", "${HOME}", "50%", "%s", "größer", "日本", "\\", "*", "", "a=b,c", '{"a": [1, ""]}']
     done = play("serve", variables={**variables(COMPLETION="reasoning"), "serve_extra_arguments": odd})
     assert done.code == 0, done.text[-4000:]
     for rank in (0, 1):
-        arguments = inspect(f"spark-{rank + 1}", f"{DEPLOYMENT}-rank{rank}")["Args"]
-        assert arguments[-len(odd):] == odd
+        container = inspect(f"spark-{rank + 1}", f"{DEPLOYMENT}-rank{rank}")
+        assert container["Args"][-len(odd):] == odd
+        # The engine's process as the kernel knows it.
+        own = on(f"spark-{rank + 1}", f"tr '\\0' '\\n' </proc/{container['State']['Pid']}/cmdline").split("\n")[:-1]
+        assert own[-len(odd):] == odd
     key = on("spark-1", f"cat /var/lib/sparkops/{DEPLOYMENT}/key/api_key").strip()
     seen = json.loads(on("spark-1", f"curl -s -H 'Authorization: Bearer {key}' http://127.0.0.1:8899/debug/argv || "
                                     f"python3 -c \"import urllib.request as u; print(u.urlopen(u.Request('http://127.0.0.1:8899/debug/argv', "
