@@ -54,7 +54,7 @@ lab-test: ## Molecule scenarios and fault tests on the container lab
 	tests/run lab
 
 .PHONY: test-ways
-test-ways: setup ## From a launch script, without root, without group docker, and what a start would change, on the lab (not part of make test)
+test-ways: setup ## Taking over from a launch script, and what a start would change, on the lab (not part of make test)
 	tests/run ways
 
 .PHONY: test-returns

@@ -14,7 +14,7 @@ import typing as t
 from datetime import datetime
 
 import pytest
-from plays import ROOT, Played, Playing, play, root_shell
+from plays import ROOT, Played, play, root_shell
 
 LAB = os.path.join(ROOT, "tests/lab/lab")
 STUB = "198.18.0.1:5000/sparklab/stub:1"

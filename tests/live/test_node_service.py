@@ -10,6 +10,7 @@ A stage of its own (``tests/run faults``): nodes are started again, and memory i
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
 import time
@@ -107,13 +108,14 @@ class Hog(threading.Thread):
 
 
 def test_a_hog_trips_the_guard_while_the_real_engine_loads():
+    assert play("stop").code == 0
+    # Below what a load alone leaves (it takes up to 5 GiB), above what it leaves beside the hog.
     floor = available_gib() - HOG_GIB + 1
     assert floor > 4, "too little memory on this machine"
-    assert play("stop").code == 0
     forget_events("lab_tiny")
     hog = Hog("spark-2", "lab_tiny-rank1", 8)
     hog.start()
-    done = play("serve", variables={"memory_guard_loading_floor": f"{floor:.2f} GiB", "memory_tolerance": "12 GiB"})
+    done = play("serve", variables={"memory_guard_loading_floor": int(floor * 2**30), "memory_tolerance": "12 GiB"})
     hog.join()
     assert done.code != 0
     report = events("spark-2", "lab_tiny")[0]
@@ -121,7 +123,8 @@ def test_a_hog_trips_the_guard_while_the_real_engine_loads():
     print({node: f"ended {when - report['at']:.2f} s after the trip" for node, when in ends.items()}, f"hog since {report['at'] - hog.begun:.1f} s")
     assert report["by"] == "guard" and report["mode"] == "loading" and report["growing"][0]["name"] == "memory-hog"
     assert all(when - report["at"] <= 3 for when in ends.values())
-    assert "memory guard while loading" in done.text and "memory-hog" in done.text, done.text[-3000:]
+    # The lab's nodes share one memory, so the head's guard may be the one that is told; only its node knows the hog's name.
+    assert "memory guard while loading" in " ".join(done.text.split()), done.text[-3000:]
     journal = on("spark-2", "journalctl -u sparkops-rank@lab_tiny --no-pager | grep 'memory guard'")
     assert "memory-hog" in journal
     assert running("spark-1") == [] and running("spark-2") == []
@@ -248,7 +251,7 @@ def test_both_nodes_boot_and_the_real_engine_answers():
 
 def test_a_long_prompt_is_judged_by_the_memory_of_every_rank():
     """On the pair that has just come back; 180 tokens are long for a model of 256."""
-    done = play("memory_prompt", variables={"memory_prompt_tokens": 180, "memory_prompt_floor": "0.1 GiB"})
+    done = play("memory_prompt", variables={"memory_prompt_tokens": 180, "memory_prompt_floor": "128 MiB"})
     assert done.code == 0, done.text[-3000:]
     assert "tokens of prompt" in done.text and all(f"{node}: " in done.text for node in NODES)
     done = play("memory_prompt", variables={"memory_prompt_tokens": 180, "memory_prompt_floor": "900 GiB"})
@@ -260,7 +263,7 @@ def test_a_copied_tree_is_evicted_without_root():
     on("spark-1", "su alice -c 'mkdir -p ~/tree && head -c 2000000000 /dev/urandom > ~/tree/one && cp -r ~/tree ~/copy'")
     try:
         done = subprocess.run(["ansible", "spark-1", "-m", "sparkops.inference.page_cache", "-a", "paths=/home/alice/copy"], capture_output=True, text=True,
-                              check=False)
+                              check=False, env={**os.environ, "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"})
         assert done.returncode == 0, done.stdout + done.stderr
         found = json.loads(done.stdout[done.stdout.index("{"):])
         print({name: found[name] for name in ("size_bytes", "cached_bytes", "left_bytes")})
