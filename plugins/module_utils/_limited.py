@@ -43,6 +43,7 @@ class Look(t.NamedTuple):
 def command(words: t.Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
     """Run a command. TooLong when it does not end; from several threads at once, which run_command of a module does not allow."""
     try:
+        # pylint: disable-next=ansible-bad-function
         return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as exc:
         raise TooLong(str(exc)) from exc
