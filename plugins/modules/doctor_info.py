@@ -83,6 +83,7 @@ import urllib.error
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
 from ansible_collections.sparkops.inference.plugins.module_utils._doctor import GPU_FIELDS, LIBRARY, parse_ethtool
+from ansible_collections.sparkops.inference.plugins.module_utils._memory import read_text
 
 COMMAND_SECONDS = 15
 HTTP_SECONDS = 5
@@ -108,14 +109,6 @@ def list_folder(path: str) -> list[str]:
         return os.listdir(path)
     except OSError:
         return []
-
-
-def read_text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
 
 
 def automatic_upgrades(root: str) -> bool:

@@ -97,6 +97,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _mounts, _nfs_plan
+from ansible_collections.sparkops.inference.plugins.module_utils._memory import read_text
 from ansible_collections.sparkops.inference.plugins.module_utils._nfs_plan import PORT, Export
 from ansible_collections.sparkops.inference.plugins.module_utils._node import parse_listening_inodes
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
@@ -108,14 +109,6 @@ TIMES = "# Made by sparkops.inference, role weight_sync. Read when the server st
 # The program that answers mount requests; where it runs tells whose server the kernel's threads serve.
 MOUNT_PROGRAM = "rpc.mountd"
 NAMED_FILES = 5
-
-
-def read_text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
 
 
 def foreign_servers(proc_root: str) -> list[str]:

@@ -95,6 +95,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._docker_api imp
     DockerApi,
     DockerError,
 )
+from ansible_collections.sparkops.inference.plugins.module_utils._memory import read_text
 from ansible_collections.sparkops.inference.plugins.module_utils._node import (
     ambient_settings,
     parse_ip_addresses,
@@ -107,15 +108,6 @@ from ansible_collections.sparkops.inference.plugins.module_utils._node import (
 PROBE_SECONDS = 5
 COMMANDS = ("rsync", "docker", "ip", "ssh", "ssh-keygen", "systemctl", "nvidia-smi")
 GATE_MARK = "node_gate.py"
-
-
-def read_text(path: str) -> str:
-    """The text of a small file, empty when it cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
 
 
 def account() -> dict[str, t.Any]:
