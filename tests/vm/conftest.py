@@ -23,6 +23,7 @@ INVENTORY = "inventories/vm/hosts.yml"
 MACHINES = ("spark-1", "spark-2")
 RAILS = {"spark-1": ("enp1s0f1np1", "enP2p1s0f1np1"), "spark-2": ("enp1s0f0np0", "enP2p1s0f0np0")}
 HCAS = {"spark-1": ("rocep1s0f1", "roceP2p1s0f1"), "spark-2": ("rocep1s0f0", "roceP2p1s0f0")}
+PINNED = {"fabric_gid_policy": "auto"}
 ADDRESSES = {"spark-1": ("198.51.100.11/24", "203.0.113.11/24"), "spark-2": ("198.51.100.12/24", "203.0.113.12/24")}
 
 
@@ -62,3 +63,11 @@ def until(what: str, ready: t.Callable[[], bool], seconds: float) -> float:
 def fixture_machines() -> None:
     """Both machines answer; `tests/run vm` has made them virgin."""
     lab("up")
+
+
+@pytest.fixture(name="serving", scope="session")
+def fixture_serving() -> plays.Played:
+    """A whole bring-up with the stand-in engine, each rank's GID index found by its entry script."""
+    done = play("site", variables=PINNED, timeout=1500)
+    assert done.code == 0, done.text[-6000:]
+    return done

@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import re
 
-import pytest
-from conftest import ADDRESSES, HCAS, MACHINES, RAILS, on, play
+from conftest import ADDRESSES, HCAS, MACHINES, PINNED, RAILS, on, play
 from test_fabric import usable
-
-PINNED = {"fabric_gid_policy": "auto"}
 
 
 def told_index(rank):
     """The index that the entry script of a rank has found at its last start."""
     log = on(MACHINES[rank], f"docker logs lab_tiny-rank{rank} 2>&1")
     return int(re.findall(r"GID index (\d+) on", log)[-1])
-
-
-@pytest.fixture(name="serving", scope="module")
-def fixture_serving():
-    done = play("site", variables=PINNED, timeout=1500)
-    assert done.code == 0, done.text[-6000:]
 
 
 def test_each_rank_pins_the_slot_that_its_own_table_has(serving):

@@ -1,0 +1,102 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""One image on two kinds of engine: Docker 20 with its own store, and Docker 26 with containerd's, in both directions.
+
+Needs ``tests/lab/lab up --nodes 4 --newer spark-4``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import typing as t
+
+import pytest
+from conftest import STUB, Played, inventory_with, on, play
+
+OLD, NEW = "spark-1", "spark-4"
+SECOND = STUB.replace(":1", ":2")
+SETTINGS = {
+    "serve_profile": "lab_tiny", "bootstrap_docker_group": True, "bootstrap_state_dir": True, "bootstrap_node_keys": True, "bootstrap_packages": True,
+}  # fmt: skip
+
+
+@pytest.fixture(name="inventories", scope="module")
+def fixture_inventories(tmp_path_factory) -> dict[str, str]:
+    """Two groups of the same nodes: each of them is the head of one. A node belongs to one group at a time, so each has its inventory."""
+    stores = {node: json.loads(on(node, "docker info --format '{{json .DriverStatus}}'")) for node in (OLD, NEW)}
+    assert "containerd" in json.dumps(stores[NEW]) and "containerd" not in json.dumps(stores[OLD]), stores
+    print({node: on(node, "docker version --format '{{.Server.Version}}'").strip() for node in (OLD, NEW)})
+    newer = {"ansible_host": "198.18.0.24", "ansible_user": "dave", "fabric_address": "198.51.100.14"}
+    found = {}
+    for name, head, worker in (("to_new", OLD, NEW), ("to_old", NEW, OLD)):
+        group = {"hosts": {OLD: {}, NEW: newer}, "vars": {**SETTINGS, "serve_nodes": [head, worker], "serve_deployment": name}}
+        found[name] = inventory_with(tmp_path_factory.mktemp(name), {name: group})
+        done = play("bootstrap", inventory=found[name], variables={"spark_hosts": name})
+        assert done.code == 0, done.text[-3000:]
+    return found
+
+
+def image(inventories: dict[str, str], group: str, **settings: t.Any) -> Played:
+    return play("image", inventory=inventories[group], variables={"spark_hosts": group, **settings})
+
+
+def changed(done: Played) -> dict[str, bool]:
+    return {node: int(count) > 0 for node, count in re.findall(r"(spark-\d) +: ok=\d+ +changed=(\d+)", done.text)}
+
+
+def document(node: str, reference: str) -> dict[str, t.Any]:
+    return json.loads(on(node, f"docker image inspect {reference}"))[0]
+
+
+def forget(node: str, *references: str) -> None:
+    on(node, f"docker image rm --force {' '.join(references)}", check=False)
+
+
+def ship(node: str, deployment: str) -> dict[str, t.Any]:
+    return json.loads(on(node, f"cat /var/lib/sparkops/{deployment}/jobs/ship/result.json"))["ship"]
+
+
+def same(reference: str) -> None:
+    """One identity, though the ids are of two kinds."""
+    old, new = document(OLD, reference), document(NEW, reference)
+    assert old["RootFS"]["Layers"] == new["RootFS"]["Layers"]
+    for part in ("Env", "Entrypoint", "Cmd", "WorkingDir"):
+        assert (old["Config"].get(part) or None) == (new["Config"].get(part) or None), part
+    assert old["Id"] != new["Id"], "the ids are the same, so this lab shows nothing"
+
+
+@pytest.mark.parametrize("mode", ["layers", "archive", "stream"])
+def test_from_the_old_engine_to_the_new_one_and_not_twice(inventories, mode):
+    forget(NEW, STUB, SECOND)
+    done = image(inventories, "to_new", image_reference=STUB, image_ship_mode=mode)
+    assert done.code == 0 and changed(done)[NEW], done.text[-4000:]
+    same(STUB)
+    assert ship(NEW, "to_new")["mode"] == mode
+    again = image(inventories, "to_new", image_reference=STUB, image_ship_mode=mode)
+    assert again.code == 0 and changed(again) == {OLD: False, NEW: False}, again.text[-4000:]
+    # What arrived can be run.
+    assert on(NEW, f"docker run --rm --entrypoint python3 {STUB} -c 'print(6 * 7)'").strip() == "42"
+
+
+def test_only_the_last_small_layer_comes_for_the_next_image(inventories):
+    assert image(inventories, "to_new", image_reference=STUB).code == 0
+    forget(NEW, SECOND)
+    done = image(inventories, "to_new", image_reference=SECOND)
+    assert done.code == 0 and changed(done)[NEW], done.text[-4000:]
+    same(SECOND)
+    assert ship(NEW, "to_new")["bytes"] <= 20_000
+
+
+@pytest.mark.parametrize("mode", ["layers", "archive", "stream"])
+def test_from_the_new_engine_to_the_old_one_and_not_twice(inventories, mode):
+    assert image(inventories, "to_new", image_reference=STUB).code == 0
+    forget(OLD, STUB, SECOND)
+    settings = {"image_reference": STUB, "image_ship_mode": mode, "image_pull_policy": "never"}
+    done = image(inventories, "to_old", **settings)
+    assert done.code == 0 and changed(done)[OLD], done.text[-4000:]
+    same(STUB)
+    again = image(inventories, "to_old", **settings)
+    assert again.code == 0 and changed(again) == {OLD: False, NEW: False}, again.text[-4000:]
