@@ -76,6 +76,9 @@ class Playing:
         except subprocess.TimeoutExpired:
             self.kill()
             code = self.process.returncode
+        except KeyboardInterrupt:
+            self.kill()  # a keyboard reaches no other group than ours
+            raise
         # A connection that ssh keeps open holds the pipe, too; all lines are there by then.
         self.reader.join(10)
         return Played(code, self.lines, self.begun, time.time())
