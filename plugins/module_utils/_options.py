@@ -13,6 +13,7 @@ that the table names, or refused with the form that is wanted. Nothing is guesse
 from __future__ import annotations
 
 import dataclasses
+import fractions
 import json
 import math
 import re
@@ -26,7 +27,10 @@ _TRUE = ("true", "yes", "on", "1")
 _FALSE = ("false", "no", "off", "0")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(B|[KMGT]iB|[KMGT]B)?")
+_SIZE = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(B|[KMGT]iB|[KMGT]B)?")
+# One more than the engines and kernels that get a size can hold.
+_SIZE_LIMIT = 2**63
+
 _SIZE_UNITS = {
     "B": 1,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
@@ -201,15 +205,19 @@ def _to_float(option: Option, raw: t.Any) -> float:
 
 def _to_size(option: Option, raw: t.Any) -> int:
     if isinstance(raw, int) and not isinstance(raw, bool):
-        return raw
-    match = _SIZE.fullmatch(raw.strip()) if isinstance(raw, str) else None
-    if match is None:
-        raise _refuse(option, raw)
-    count = float(match.group(1)) * _SIZE_UNITS[match.group(2) or "B"]
-    if not count.is_integer():
-        raise _refuse(option, raw, "it is not a whole number of bytes")
-    # Digits alone are taken as they are: a float holds whole numbers only up to 2**53.
-    return int(match.group(1)) if match.group(1).isdecimal() and match.group(2) in (None, "B") else int(count)
+        count = exact = raw
+    else:
+        match = _SIZE.fullmatch(raw.strip()) if isinstance(raw, str) else None
+        if match is None:
+            raise _refuse(option, raw)
+        # A float would hold whole numbers only up to 2**53.
+        exact = fractions.Fraction(match[1]) * _SIZE_UNITS[match[2] or "B"]
+        count = math.floor(exact)
+        if exact != count and match[2] in (None, "B"):
+            raise _refuse(option, raw, "it is not a whole number of bytes")
+    if not 0 <= count < _SIZE_LIMIT or (exact and not count):
+        raise _refuse(option, raw, "no size is negative, less than a byte, or more than 8 EiB")
+    return count
 
 
 def _to_list(option: Option, raw: t.Any) -> list[t.Any]:
