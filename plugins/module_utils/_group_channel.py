@@ -12,6 +12,8 @@ import json
 import typing as t
 
 UNREACHABLE_SAMPLES = 4  # a second each: one lost packet is no death
+# How long the ranks have, once one tells of its memory guard, to say whether theirs was first: a heartbeat is a second apart.
+GUARDS_SECONDS = 3.0
 
 
 def ask_group(run_command: t.Callable[..., tuple[int, str, str]], python: str, program: str, verb: str, state_dir: str) -> dict[str, t.Any]:
@@ -34,15 +36,18 @@ class StartWatch:
     def __init__(self, stall_seconds: float) -> None:
         self.stall_seconds = stall_seconds
         self.misses: dict[str, int] = {}
+        self.guards_since = 0.0
 
     def judge(self, ranks: t.Mapping[str, t.Mapping[str, t.Any]], health: int, now: float) -> dict[str, t.Any]:
         """One verdict: waiting, healthy, guard, dead, unreachable or stalled, with the rank and the reason."""
-        # Before all else: a guard that acted has also ended the ranks, and those ends explain nothing. Rank 0 only repeats
-        # a worker's report, so the one that names processes comes first.
-        reports = [(number, report) for number in sorted(ranks, key=int) if (report := (ranks[number].get("guard") or {}).get("tripped"))]
-        if reports:
-            number, report = next((pair for pair in reports if pair[1].get("growing")), reports[0])
-            return {"verdict": "guard", "rank": number, "reason": guard_reason(number, report)}
+        # Before all else: a guard that acted has also ended the ranks, and those ends explain nothing.
+        acted = guards_that_acted(ranks, now)
+        if acted:
+            self.guards_since = self.guards_since or now
+            if now - self.guards_since < GUARDS_SECONDS and not all_have_told(ranks, acted, now):
+                return {"verdict": "waiting", "rank": "", "reason": ""}
+            reasons = [guard_reason(number, report) for dummy, number, report in acted]
+            return {"verdict": "guard", "rank": acted[0][1], "reason": "; after that ".join(reasons)}
         for number in sorted(ranks, key=int):
             answer = ranks[number]
             if answer.get("service") != "alive":
@@ -73,6 +78,28 @@ def death_of(number: str, container: t.Mapping[str, t.Any] | None) -> str:
         return f"rank {number} has no container any more"
     memory = ", killed for lack of memory" if container.get("oom_killed") else ""
     return f"rank {number} ended with exit code {container['exit_code']}{memory} while it was wanted"
+
+
+def guards_that_acted(ranks: t.Mapping[str, t.Mapping[str, t.Any]], now: float) -> list[tuple[float, str, t.Mapping[str, t.Any]]]:
+    """(moment by our clock, rank, report) of each memory guard that acted, the first one first.
+
+    Rank 0 repeats what a worker told it. That counts only while the worker does not say it itself: the repetition may be older than
+    the part on processes.
+    """
+    reports: dict[str, t.Mapping[str, t.Any]] = {}
+    for number in sorted(ranks, key=int):
+        report = (ranks[number].get("guard") or {}).get("tripped")
+        origin = str(report.get("rank", number)) if report else ""
+        if report and (origin == number or origin not in reports):
+            reports[origin] = report
+    ahead = {number: skew(answer, now) for number, answer in ranks.items() if "time" in answer}
+    return sorted(((report["at"] - ahead.get(number, 0.0), number, report) for number, report in reports.items()), key=lambda one: one[:2])
+
+
+def all_have_told(ranks: t.Mapping[str, t.Mapping[str, t.Any]], acted: t.Sequence[tuple[float, str, t.Mapping[str, t.Any]]], now: float) -> bool:
+    """Whether no rank can still turn out to have been first: each wrote a heartbeat since, and the reports are complete."""
+    complete = all("growing" in report for dummy, number, report in acted)
+    return complete and all(answer.get("service") == "alive" and now - answer["age"] > acted[0][0] for answer in ranks.values())
 
 
 def guard_reason(number: str, report: t.Mapping[str, t.Any]) -> str:

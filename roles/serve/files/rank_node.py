@@ -479,4 +479,5 @@ def memory(guard):
 
 def brief(report):
     """A guard's report without its samples, which only the event's file keeps."""
-    return {name: value for name, value in report.items() if name != "samples"} if report else None
+    # Of a copy: the guard's thread may be adding to it.
+    return {name: value for name, value in dict(report).items() if name != "samples"} if report else None

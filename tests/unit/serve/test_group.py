@@ -92,16 +92,66 @@ def test_one_lost_answer_is_no_verdict_four_are():
     assert _group_channel.StartWatch(420).judge({"0": answer(), "1": lost}, 0, 100.0)["verdict"] == "waiting"
 
 
+def ended_by_guard(node_time=100.0, report=None, **more):
+    """A rank that has ended, as its own heartbeat of this moment tells it."""
+    return {**answer(running=False, code=137, now=node_time), "guard": {"tripped": report}, **more}
+
+
+def guard_report(at, rank, name="", low="2.00", **more):
+    growing = [{"name": name, "pid": 7, "grown": 5 << 30}] if name else []
+    return {"at": at, "rank": rank, "reason": f"memory guard while loading: MemAvailable below {low} GiB", "growing": growing, **more}
+
+
 def test_the_guards_verdict_stands_before_the_ends_that_it_caused():
-    tripped = {"reason": "memory guard while loading: MemAvailable below 2.00 GiB", "growing": [{"name": "hog", "pid": 7, "grown": 5 << 30}]}
-    dead = {**answer(), "container": {"running": False, "status": "exited", "exit_code": 137, "oom_killed": False}, "started_id": "1", "wanted": {"id": "1"}}
-    worker = {**dead, "guard": {"tripped": tripped}}
-    head = {**dead, "guard": {"tripped": {"reason": "rank 1: " + tripped["reason"]}}}
+    tripped = guard_report(99.0, 1, "hog")
+    repeated = {name: value for name, value in {**tripped, "reason": "rank 1: " + tripped["reason"]}.items() if name != "growing"}
+    head, worker = ended_by_guard(report=repeated), ended_by_guard(report=tripped)
     verdict = _group_channel.StartWatch(420).judge({"0": head, "1": worker}, 0, 100.0)
     assert verdict["verdict"] == "guard" and verdict["rank"] == "1"
     assert verdict["reason"] == "rank 1: memory guard while loading: MemAvailable below 2.00 GiB; fastest growing: hog (7) by 5.0 GiB"
-    assert _group_channel.StartWatch(420).judge({"0": head, "1": dead}, 0, 100.0)["reason"].startswith("rank 1: memory guard")
-    assert _group_channel.phase_of({**worker, "service": "alive"}) == "stopped by the memory guard"
+    assert _group_channel.phase_of(worker) == "stopped by the memory guard"
+
+
+def test_what_rank_0_was_told_counts_when_the_worker_says_nothing_any_more():
+    head = ended_by_guard(report={**guard_report(99.0, 1), "reason": "rank 1: memory guard while loading: low"})
+    lost = {"service": "unreachable", "error": "No route to host", "container": None, "tail": []}
+    watch = _group_channel.StartWatch(420)
+    verdicts = [watch.judge({"0": {**head, "time": now}, "1": lost}, 0, now) for now in (100.0, 101.0, 102.0, 103.0)]
+    assert [verdict["verdict"] for verdict in verdicts] == ["waiting", "waiting", "waiting", "guard"]
+    assert verdicts[-1]["rank"] == "1" and verdicts[-1]["reason"] == "rank 1: memory guard while loading: low"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "moments", "first"),
+    [
+        ((0.0, 0.0), (98.5, 98.0), "1"),
+        ((0.0, 0.0), (98.0, 98.5), "0"),
+        # The worker's clock is 40 s ahead, or behind: its moment is that of its own clock.
+        ((0.0, 40.0), (98.5, 138.0), "1"),
+        ((0.0, -40.0), (98.0, 58.5), "0"),
+    ],
+)
+def test_of_two_guards_the_one_that_acted_first_is_named_first(ahead, moments, first):
+    names = ["engine", "hog"]
+    ranks = {str(rank): ended_by_guard(100.0 + ahead[rank], guard_report(moments[rank], rank, names[rank])) for rank in (0, 1)}
+    verdict = _group_channel.StartWatch(420).judge(ranks, 0, 100.0)
+    assert (verdict["verdict"], verdict["rank"]) == ("guard", first)
+    one, other = int(first), 1 - int(first)
+    assert verdict["reason"].startswith(f"rank {one}: memory guard") and verdict["reason"].count("rank ") == 2
+    assert verdict["reason"].index(names[one]) < verdict["reason"].index(f"after that rank {other}: ") < verdict["reason"].index(names[other])
+
+
+def test_the_first_guard_is_named_only_when_every_rank_has_had_its_say():
+    """The worker's guard was first, but its heartbeat of that second is older; rank 0's tells at once."""
+    watch = _group_channel.StartWatch(420)
+    head = guard_report(100.3, 0, "engine")
+    early = {**answer(now=99.9), "age": 0.6, "guard": {"tripped": None}}
+    assert watch.judge({"0": ended_by_guard(100.5, head), "1": early}, 0, 100.5)["verdict"] == "waiting"
+    # The report comes in two parts: who grew is found out last.
+    half = {name: value for name, value in guard_report(100.0, 1).items() if name != "growing"}
+    assert watch.judge({"0": ended_by_guard(101.5, head), "1": ended_by_guard(101.5, half)}, 0, 101.5)["verdict"] == "waiting"
+    verdict = watch.judge({"0": ended_by_guard(102.5, head), "1": ended_by_guard(102.5, guard_report(100.0, 1, "hog"))}, 0, 102.5)
+    assert verdict["rank"] == "1" and "hog" in verdict["reason"].partition(";")[2].partition(";")[0]
 
 
 def test_progress_on_any_rank_is_no_stall():

@@ -750,7 +750,7 @@ def test_after_a_reboot_of_any_node_the_whole_group_is_replaced(kept, head, work
 def test_what_a_guard_ended_is_not_brought_back_by_a_keeper_that_saw_it_late(kept):
     node.write_json(kept.one.paths.group, {"by": "boot", "at": time.time(), "boots": {"0": "b0", "1": "b1"}, "ids": {}})
     kept.health = 0
-    tripped = {"guard": {"tripped": {"reason": "memory guard while loading: low"}}, "started_id": "1", "wanted": {"id": "1"}}
+    tripped = {"guard": {"tripped": {"reason": "memory guard while loading: low", "at": time.time()}}, "started_id": "1", "wanted": {"id": "1"}}
     kept.worker.answer = {**alive("b1", running=False), **tripped}
     assert kept.look(3) == "the group loads" and kept.group.calls == []
     node.write_json(kept.one.paths.wanted, {"action": "stop", "by": "guard", "id": "2"})
