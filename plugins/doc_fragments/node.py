@@ -30,3 +30,30 @@ options:
     type: path
     default: /var/run/docker.sock
 """
+
+    NAMED = r"""
+options:
+  node:
+    description: Inventory name of the node, for messages.
+    type: str
+    required: true
+"""
+
+    JOB = r"""
+options:
+  state_dir:
+    description: State folder of the deployment on the node.
+    type: path
+    required: true
+  deployment:
+    description: Name of the deployment. It names the unit.
+    type: str
+    required: true
+  wait_slice:
+    description: Return after this many seconds even if the work goes on, with RV(running) set. Zero waits for the end.
+    type: int
+    default: 0
+  run_id:
+    description: The RV(run_id) of an earlier call, to get the outcome of that run.
+    type: str
+"""

@@ -21,6 +21,9 @@ description:
     kill goes on where the last one stopped.
   - Needs nothing but Python on the node. Reads and writes around the page cache, which is GPU memory on these machines.
   - Never touches a container, so it may run while the old deployment serves.
+extends_documentation_fragment:
+  - sparkops.inference.node.job
+  - sparkops.inference.node.named
 attributes:
   check_mode:
     support: full
@@ -87,33 +90,14 @@ options:
     type: str
     choices: [idle, normal]
     default: idle
-  deployment:
-    description: Name of the deployment. It names the unit.
-    type: str
-    required: true
-  state_dir:
-    description: State folder of the deployment on the node.
-    type: path
-    required: true
   state_root:
     description: State folder of the collection on the node, for the code of the unit.
     type: path
-    required: true
-  node:
-    description: Inventory name of the node, for messages.
-    type: str
     required: true
   user:
     description: User that owns the files. Used when the module runs as root.
     type: str
     default: ''
-  wait_slice:
-    description: Return after this many seconds even if the work goes on, with RV(running) set. Zero waits for the end.
-    type: int
-    default: 0
-  run_id:
-    description: The RV(run_id) of an earlier call, to get the outcome of that run.
-    type: str
 seealso:
   - module: sparkops.inference.engram_info
   - module: sparkops.inference.hub_snapshot

@@ -19,6 +19,10 @@ description:
     When everything is there, no network is touched.
   - The work runs in a transient systemd unit that survives a lost connection. A second run attaches to it.
   - Never touches a container.
+extends_documentation_fragment:
+  - sparkops.inference.weights.written
+  - sparkops.inference.node.job
+  - sparkops.inference.node.named
 attributes:
   check_mode:
     support: full
@@ -37,25 +41,9 @@ options:
     type: list
     elements: dict
     required: true
-  weights_root:
-    description: Folder that holds all trees. An absolute path on the node.
-    type: path
-    required: true
-  state_dir:
-    description: State folder of the deployment on the node.
-    type: path
-    required: true
   state_root:
     description: State folder of the collection on the node, for the managed library and code.
     type: path
-    required: true
-  deployment:
-    description: Name of the deployment. It names the unit.
-    type: str
-    required: true
-  node:
-    description: Inventory name of the node, for messages.
-    type: str
     required: true
   user:
     description: User that owns the files. Used when the module runs as root.
@@ -139,22 +127,6 @@ options:
     description: Seconds that may be spent in total waiting as the hub asks.
     type: int
     default: 1800
-  space_margin:
-    description: Bytes that must stay free.
-    type: int
-    default: 2147483648
-  reserve:
-    description: Other bytes that will be written, each with C(path), C(size) and C(what). They count against the free space.
-    type: list
-    elements: dict
-    default: []
-  wait_slice:
-    description: Return after this many seconds even if the work goes on, with RV(running) set. Zero waits for the end.
-    type: int
-    default: 0
-  run_id:
-    description: The RV(run_id) of an earlier call, to get the outcome of that run.
-    type: str
 seealso:
   - module: sparkops.inference.weight_sync
   - module: sparkops.inference.manifest_info

@@ -13,30 +13,15 @@ author:
   - The sparkops.inference authors (@sparkops)
 extends_documentation_fragment:
   - sparkops.inference.node.read_only
+  - sparkops.inference.weights.trees
+  - sparkops.inference.node.named
 description:
   - Compares the trees of a deployment with their manifests, by size and file type. Takes well under a second.
   - A tree on an NFS mount is looked at only after its server has answered; a server that does not answer in time is refused by its address.
   - Reads nothing but file metadata, the manifests and, with O(headers), the headers of the safetensors files.
 options:
-  artefacts:
-    description: The artefacts of the plan, each with C(name), C(repository), C(revision) and C(directory).
-    type: list
-    elements: dict
-    required: true
-  weights_root:
-    description: Folder that holds all trees.
-    type: path
-    required: true
-  node:
-    description: Inventory name of the node, for messages.
-    type: str
-    required: true
   headers:
     description: Compare the header of every safetensors file with its size too.
-    type: bool
-    default: false
-  required:
-    description: Refuse when an artefact is not complete.
     type: bool
     default: false
 """

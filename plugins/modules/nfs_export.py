@@ -16,6 +16,8 @@ description:
   - A server that is started here gets a lease of 30 seconds, so that readers go on soon after an outage. One that runs is left as it is.
   - Uses the kernel's own server. Another server on the port, or one inside a container, is refused by name.
   - Needs root.
+extends_documentation_fragment:
+  - sparkops.inference.node.named
 attributes:
   check_mode:
     support: full
@@ -29,10 +31,6 @@ attributes:
 options:
   deployment:
     description: Name of the deployment. It names the file.
-    type: str
-    required: true
-  node:
-    description: Inventory name of the node, for messages.
     type: str
     required: true
   trees:

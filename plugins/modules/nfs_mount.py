@@ -17,6 +17,8 @@ description:
   - Everything that touches a mount runs with a time limit.
   - The table of filesystems is not this module's work; M(ansible.posix.mount) keeps it.
   - Needs root.
+extends_documentation_fragment:
+  - sparkops.inference.node.named
 attributes:
   check_mode:
     support: full
@@ -28,10 +30,6 @@ attributes:
     support: full
     description: A live mount with the wanted options is left alone.
 options:
-  node:
-    description: Inventory name of the node, for messages.
-    type: str
-    required: true
   server:
     description: Fabric address of the head. Not needed to unmount.
     type: str

@@ -13,16 +13,13 @@ author:
   - The sparkops.inference authors (@sparkops)
 extends_documentation_fragment:
   - sparkops.inference.node.read_only
+  - sparkops.inference.node.named
 description:
   - Asks each NFS mount at or below a folder for something that only its server knows, in a child that is killed when its time is over.
 options:
   root:
     description: Folder to look below.
     type: path
-    required: true
-  node:
-    description: Inventory name of the node, for messages.
-    type: str
     required: true
   seconds:
     description: Time that a server has to answer. All mounts are asked at the same time.

@@ -15,19 +15,8 @@ author:
   - The sparkops.inference authors (@sparkops)
 extends_documentation_fragment:
   - sparkops.inference.node.read_only
+  - sparkops.inference.engine
 options:
-  state_dir:
-    description: Directory of the deployment on rank 0, which holds the API key.
-    type: path
-    required: true
-  api_port:
-    description: Port of the API.
-    type: int
-    required: true
-  model:
-    description: Name under which the model is served.
-    type: str
-    required: true
   canary:
     description: The profile's data, with C(contains), C(drafts), C(thinking_off), and C(thinking_on).
     type: dict

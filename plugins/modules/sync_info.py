@@ -13,23 +13,12 @@ author:
   - The sparkops.inference authors (@sparkops)
 extends_documentation_fragment:
   - sparkops.inference.node.read_only
+  - sparkops.inference.weights.trees
+  - sparkops.inference.node.named
 description:
   - Compares the trees with their manifests by size, and reads free space, kernel support, programs, mounts, and datasets.
   - A tree on an NFS mount is looked at only after its server has answered in time, so that a dead server never holds the play.
 options:
-  artefacts:
-    description: The artefacts of the plan, each with C(name), C(repository), C(revision) and C(directory).
-    type: list
-    elements: dict
-    required: true
-  weights_root:
-    description: Folder that holds all trees.
-    type: path
-    required: true
-  node:
-    description: Inventory name of the node, for messages.
-    type: str
-    required: true
   exports_file:
     description: Our own exports file, if the node may have one.
     type: path
@@ -39,10 +28,6 @@ options:
   device:
     description: Disk on which a pool may be made.
     type: path
-  required:
-    description: Refuse when an artefact is not complete.
-    type: bool
-    default: false
   probe_seconds:
     description: Time that an NFS server has to answer.
     type: int

@@ -16,6 +16,11 @@ description:
   - Every file is hashed before it gets its final name. The manifest is written last, so a tree with a manifest is complete.
   - The pages of the copied files are given back, because on unified memory they are memory that the GPU lacks.
   - The work runs in a transient systemd unit that survives a lost connection. A second run attaches to it.
+extends_documentation_fragment:
+  - sparkops.inference.weights.from_peers
+  - sparkops.inference.weights.written
+  - sparkops.inference.node.job
+  - sparkops.inference.node.named
 attributes:
   check_mode:
     support: full
@@ -34,24 +39,12 @@ options:
     type: list
     elements: dict
     required: true
-  weights_root:
-    description: Folder that holds all trees. An absolute path on the node.
-    type: path
-    required: true
   sources:
     description:
       - Nodes to read from, each with C(node), C(address), C(rails), C(user) and C(root). The last one is the head, which has everything.
       - Those before it are read from while they get files themselves.
     type: list
     elements: dict
-    required: true
-  key:
-    description: This node's own private key for its peers.
-    type: path
-    required: true
-  known_hosts:
-    description: The pinned host keys of the peers.
-    type: path
     required: true
   method:
     description:
@@ -87,31 +80,6 @@ options:
     description: Seconds without a byte on the disk after which an attempt is given up.
     type: int
     default: 120
-  space_margin:
-    description: Bytes that must stay free.
-    type: int
-    default: 2147483648
-  reserve:
-    description: Other bytes that will be written, each with C(path), C(size) and C(what). They count against the free space.
-    type: list
-    elements: dict
-    default: []
-  state_dir:
-    description: State folder of the deployment on the node.
-    type: path
-    required: true
-  state_root:
-    description: State folder of the collection on the node.
-    type: path
-    required: true
-  deployment:
-    description: Name of the deployment. It names the unit.
-    type: str
-    required: true
-  node:
-    description: Inventory name of the node, for messages.
-    type: str
-    required: true
   user:
     description: User that owns the files. Used when the module runs as root.
     type: str
@@ -123,13 +91,6 @@ options:
     type: str
     choices: [present, cancelled]
     default: present
-  wait_slice:
-    description: Return after this many seconds even if the work goes on, with RV(running) set. Zero waits for the end.
-    type: int
-    default: 0
-  run_id:
-    description: The RV(run_id) of an earlier call, to get the outcome of that run.
-    type: str
 seealso:
   - module: sparkops.inference.hub_snapshot
   - module: sparkops.inference.manifest_info

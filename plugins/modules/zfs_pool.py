@@ -15,6 +15,8 @@ description:
   - A pool that exists is left as it is. Otherwise one is made on the named disk, and never by force.
   - Empty means that nothing holds the disk, that it has no partition, no signature of any filesystem, and only zeros at both ends.
   - Needs root.
+extends_documentation_fragment:
+  - sparkops.inference.node.named
 attributes:
   check_mode:
     support: full
@@ -33,10 +35,6 @@ options:
   device:
     description: The disk. Without it a pool that does not exist is refused.
     type: path
-  node:
-    description: Inventory name of the node, for messages.
-    type: str
-    required: true
 """
 
 EXAMPLES = r"""

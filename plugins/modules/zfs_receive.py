@@ -16,6 +16,10 @@ description:
   - A cut receive is resumed with its token; a token that leads nowhere is given up, and the result says which.
   - Runs as the account, with rights that were delegated to it, in a transient systemd unit that survives a lost connection.
   - The replica is not mounted here; M(sparkops.inference.zfs_replica) does that.
+extends_documentation_fragment:
+  - sparkops.inference.weights.from_peers
+  - sparkops.inference.node.job
+  - sparkops.inference.node.named
 attributes:
   check_mode:
     support: full
@@ -39,14 +43,6 @@ options:
     description: GUID of the snapshot that the replica should have. When it is there already no node is asked.
     type: str
     required: true
-  key:
-    description: This node's own private key for its peers.
-    type: path
-    required: true
-  known_hosts:
-    description: The pinned host keys of the peers.
-    type: path
-    required: true
   discard:
     description: Whether content that the head does not have may be given up. Without it a replica that differs is refused, and what would be lost is named.
     type: bool
@@ -59,22 +55,6 @@ options:
     description: Bytes that must stay free in the pool.
     type: int
     default: 2147483648
-  state_dir:
-    description: State folder of the deployment on the node.
-    type: path
-    required: true
-  state_root:
-    description: State folder of the collection on the node.
-    type: path
-    required: true
-  deployment:
-    description: Name of the deployment. It names the unit.
-    type: str
-    required: true
-  node:
-    description: Inventory name of the node, for messages.
-    type: str
-    required: true
   user:
     description: Account that receives. Used when the module runs as root.
     type: str
@@ -86,13 +66,6 @@ options:
     type: str
     choices: [present, cancelled]
     default: present
-  wait_slice:
-    description: Return after this many seconds even if the work goes on, with RV(running) set. Zero waits for the end.
-    type: int
-    default: 0
-  run_id:
-    description: The RV(run_id) of an earlier call, to get the outcome of that run.
-    type: str
 seealso:
   - module: sparkops.inference.zfs_snapshot
   - module: sparkops.inference.zfs_replica

@@ -14,6 +14,8 @@ author:
 description:
   - Sets what a replica must have, mounts it, and reads from it. A mount that was there before a receive and no longer reads is made anew.
   - Needs root.
+extends_documentation_fragment:
+  - sparkops.inference.node.named
 attributes:
   check_mode:
     support: full
@@ -32,10 +34,6 @@ options:
   mountpoint:
     description: Where it belongs.
     type: path
-    required: true
-  node:
-    description: Inventory name of the node, for messages.
-    type: str
     required: true
   seconds:
     description: Time for the look at the mount.

@@ -14,6 +14,8 @@ author:
 description:
   - Knows only snapshots whose names begin with C(sparkops-); those of others are never destroyed without O(discard).
   - Needs root.
+extends_documentation_fragment:
+  - sparkops.inference.node.named
 attributes:
   check_mode:
     support: full
@@ -27,10 +29,6 @@ attributes:
 options:
   dataset:
     description: The dataset.
-    type: str
-    required: true
-  node:
-    description: Inventory name of the node, for messages.
     type: str
     required: true
   state:
