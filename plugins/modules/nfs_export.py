@@ -94,10 +94,9 @@ import tempfile
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import _mounts, _nfs_plan
+from ansible_collections.sparkops.inference.plugins.module_utils import _mounts, _nfs_plan, _sockets
 from ansible_collections.sparkops.inference.plugins.module_utils._memory import read_text
 from ansible_collections.sparkops.inference.plugins.module_utils._nfs_plan import PORT, Export
-from ansible_collections.sparkops.inference.plugins.module_utils._node import parse_listening_inodes
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
 
 SERVICE = "nfs-server.service"
@@ -112,9 +111,7 @@ NAMED_FILES = 5
 def foreign_servers(proc_root: str) -> list[str]:
     """Servers of NFS that are not this host's: user space programs on the port, and the kernel's server run from a container."""
     own = _mounts.namespace(proc_root, "1")
-    inodes: set[str] = set()
-    for name in ("tcp", "tcp6"):
-        inodes.update(parse_listening_inodes(read_text(os.path.join(proc_root, "net", name)), {PORT}).get(PORT, []))
+    serving = _sockets.holders(_sockets.listening({PORT}, proc_root).get(PORT, ()), proc_root)
     found = []
     for pid in sorted((entry for entry in os.listdir(proc_root) if entry.isdecimal()), key=int):
         name = read_text(os.path.join(proc_root, pid, "comm")).strip()
@@ -123,19 +120,9 @@ def foreign_servers(proc_root: str) -> list[str]:
         where = f", container {container}" if container else ""
         # A unit of the host may have a mount namespace of its own.
         elsewhere = name == MOUNT_PROGRAM and _mounts.namespace(proc_root, pid) not in (own, None) and (container or ".service" not in cgroup)
-        if elsewhere or holds(proc_root, pid, inodes):
+        if elsewhere or pid in serving:
             found.append(f"{name} (pid {pid}{where})")
     return found
-
-
-def holds(proc_root: str, pid: str, inodes: t.Collection[str]) -> bool:
-    """Whether a process holds one of the sockets. The kernel's own server has none that a process holds."""
-    folder = os.path.join(proc_root, pid, "fd")
-    wanted = {f"socket:[{inode}]" for inode in inodes if inode != "0"}
-    try:
-        return bool(wanted) and any(os.readlink(os.path.join(folder, entry)) in wanted for entry in os.listdir(folder))
-    except OSError:
-        return False
 
 
 def unreadable(tree: str) -> list[str]:

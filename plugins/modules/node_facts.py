@@ -90,7 +90,7 @@ import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import _mounts
+from ansible_collections.sparkops.inference.plugins.module_utils import _mounts, _sockets
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import (
     DockerApi,
     DockerError,
@@ -99,7 +99,6 @@ from ansible_collections.sparkops.inference.plugins.module_utils._memory import 
 from ansible_collections.sparkops.inference.plugins.module_utils._node import (
     ambient_settings,
     parse_ip_addresses,
-    parse_listening_inodes,
     parse_meminfo,
     parse_os_release,
     parse_process_status,
@@ -173,26 +172,13 @@ def containers(api: DockerApi) -> list[dict[str, t.Any]]:
     ]
 
 
-def process_names_of(inodes: t.Collection[str], proc_root: str) -> list[str]:
-    """Names of the processes that hold the given sockets, as far as this account may see them."""
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    names = set()
-    for pid in filter(str.isdecimal, os.listdir(proc_root)):
-        folder = os.path.join(proc_root, pid, "fd")
-        try:
-            if any(os.readlink(os.path.join(folder, entry)) in wanted for entry in os.listdir(folder)):
-                names.add(f"{read_text(os.path.join(proc_root, pid, 'comm')).strip()} (pid {pid})")
-        except OSError:
-            continue  # another account's process, or one that just ended
-    return sorted(names)
-
-
 def listeners(ports: t.Collection[int], proc_root: str) -> list[dict[str, t.Any]]:
-    inodes: dict[int, list[str]] = {}
-    for name in ("tcp", "tcp6"):
-        for port, found in parse_listening_inodes(read_text(os.path.join(proc_root, "net", name)), ports).items():
-            inodes.setdefault(port, []).extend(found)
-    return [{"port": port, "owners": process_names_of(found, proc_root)} for port, found in sorted(inodes.items())]
+    """Which of the ports are taken, and by whom, as far as this account may see."""
+    found = []
+    for port, inodes in sorted(_sockets.listening(ports, proc_root).items()):
+        pids = _sockets.holders(inodes, proc_root)
+        found.append({"port": port, "owners": sorted(f"{read_text(os.path.join(proc_root, pid, 'comm')).strip()} (pid {pid})" for pid in pids)})
+    return found
 
 
 def choose_state_root(wanted: str, home: str, root_possible: bool) -> dict[str, t.Any]:

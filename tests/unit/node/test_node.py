@@ -16,6 +16,7 @@ from ansible_collections.sparkops.inference.plugins.action import preflight
 from ansible_collections.sparkops.inference.plugins.action.node_facts import clock_skew
 from ansible_collections.sparkops.inference.plugins.filter import bootstrap
 from ansible_collections.sparkops.inference.plugins.module_utils import _node, _preflight
+from ansible_collections.sparkops.inference.plugins.modules import node_facts
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,23 @@ def test_listening_inodes_only_listeners_of_wanted_ports():
         "   3: short\n"
     )
     assert _node.parse_listening_inodes(text, {8888}) == {8888: ["4711"]}
+
+
+def test_a_taken_port_has_the_names_of_those_who_hold_it(tmp_path):
+    (tmp_path / "net").mkdir()
+    row = "   0: 00000000:{port:04X} 00000000:0000 0A 0:0 00:0 0     0        0 {inode} 1 0000\n"
+    (tmp_path / "net/tcp").write_text("head\n" + row.format(port=8888, inode=4711) + row.format(port=2049, inode=0))
+    (tmp_path / "net/tcp6").write_text("head\n" + row.format(port=8888, inode=4712) + row.format(port=22, inode=4713))
+    for pid, name, links in ((9, "nginx", ["socket:[4712]"]), (10, "python3", ["/dev/null", "socket:[4711]"]), (11, "sshd", ["socket:[4713]"]), (12, "idle", [])):
+        (tmp_path / f"{pid}/fd").mkdir(parents=True)
+        (tmp_path / f"{pid}/comm").write_text(name + "\n")
+        for number, link in enumerate(links):
+            (tmp_path / f"{pid}/fd/{number}").symlink_to(link)
+    (tmp_path / "13").mkdir()  # ended while we looked
+    assert node_facts.listeners({8888, 2049, 80}, str(tmp_path)) == [
+        {"port": 2049, "owners": []},
+        {"port": 8888, "owners": ["nginx (pid 9)", "python3 (pid 10)"]},
+    ]
 
 
 def test_ambient_settings_are_named_not_read():
