@@ -10,6 +10,7 @@ import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self
 
 LABEL = "sparklab"
 """Label on everything that the lab makes in the engine; nothing without it is ever removed."""
@@ -99,26 +100,21 @@ def node_by_name(name: str) -> Node:
 
 
 @dataclass(frozen=True)
-class Paths:
-    """Folders of the lab, all below one cache folder outside the checkout."""
+class Folders:
+    """Folders that labs of all kinds have, below one cache folder outside the checkout."""
 
     cache: Path
 
-    @classmethod
-    def from_environment(cls) -> Paths:
-        return cls(Path(os.environ.get("SPARKLAB_CACHE") or "/var/cache/sparkops-lab").absolute())
+    VARIABLE: ClassVar[str]
+    DEFAULT: ClassVar[str]
 
-    @property
-    def engine(self) -> Path:
-        return self.cache / "engine"
+    @classmethod
+    def from_environment(cls) -> Self:
+        return cls(Path(os.environ.get(cls.VARIABLE) or cls.DEFAULT).absolute())
 
     @property
     def images(self) -> Path:
         return self.cache / "images"
-
-    @property
-    def registry(self) -> Path:
-        return self.cache / "registry"
 
     @property
     def hub(self) -> Path:
@@ -140,12 +136,31 @@ class Paths:
     def known_hosts(self) -> Path:
         return self.state / "ssh" / "known_hosts"
 
+    def make(self) -> None:
+        """Make the folders; only the owner may look into the state, which holds private keys."""
+        for folder in (self.cache, self.images, self.hub, self.state, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.state.chmod(0o700)
+        (self.state / "ssh").mkdir(mode=0o700, exist_ok=True)
+
+
+class Paths(Folders):
+    """Folders of this lab."""
+
+    VARIABLE, DEFAULT = "SPARKLAB_CACHE", "/var/cache/sparkops-lab"
+
+    @property
+    def engine(self) -> Path:
+        return self.cache / "engine"
+
+    @property
+    def registry(self) -> Path:
+        return self.cache / "registry"
+
     def node(self, node: Node) -> Path:
         return self.state / "nodes" / node.name
 
     def make(self) -> None:
-        """Make the folders; only the owner may look into the state, which holds private keys."""
-        for folder in (self.cache, self.engine, self.images, self.registry, self.hub, self.state, self.logs):
-            folder.mkdir(parents=True, exist_ok=True)
-        self.state.chmod(0o700)
-        (self.state / "ssh").mkdir(mode=0o700, exist_ok=True)
+        super().make()
+        for folder in (self.engine, self.registry):
+            folder.mkdir(exist_ok=True)

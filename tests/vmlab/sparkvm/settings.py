@@ -7,11 +7,10 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparklab.settings import Node
+from sparklab.settings import Folders, Node
 
 HERE = Path(__file__).resolve().parent.parent
 RUN = Path("/run/sparkvm")
@@ -89,46 +88,10 @@ def machine_by_name(name: str) -> Machine:
     raise ValueError(f"no such machine: {name} (there are: {', '.join(machine.name for machine in machines())})")
 
 
-@dataclass(frozen=True)
-class Paths:
-    """Folders of the lab, all below one cache folder outside the checkout."""
+class Paths(Folders):
+    """Folders of this lab."""
 
-    cache: Path
-
-    @classmethod
-    def from_environment(cls) -> Paths:
-        return cls(Path(os.environ.get("SPARKVM_CACHE") or "/var/cache/sparkops-vmlab").absolute())
-
-    @property
-    def images(self) -> Path:
-        return self.cache / "images"
-
-    @property
-    def hub(self) -> Path:
-        return self.cache / "hub"
-
-    @property
-    def state(self) -> Path:
-        return self.cache / "state"
-
-    @property
-    def logs(self) -> Path:
-        return self.state / "logs"
-
-    @property
-    def ssh_key(self) -> Path:
-        return self.state / "ssh" / "id_ed25519"
-
-    @property
-    def known_hosts(self) -> Path:
-        return self.state / "ssh" / "known_hosts"
+    VARIABLE, DEFAULT = "SPARKVM_CACHE", "/var/cache/sparkops-vmlab"
 
     def machine(self, machine: Machine) -> Path:
         return self.state / "machines" / machine.name
-
-    def make(self) -> None:
-        """Make the folders; only the owner may look into the state, which holds private keys."""
-        for folder in (self.cache, self.images, self.hub, self.state, self.logs):
-            folder.mkdir(parents=True, exist_ok=True)
-        self.state.chmod(0o700)
-        (self.state / "ssh").mkdir(mode=0o700, exist_ok=True)
