@@ -11,6 +11,7 @@ import os
 import re
 import typing as t
 
+from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import own_address
 from ansible_collections.sparkops.inference.plugins.module_utils._group_state import SERVING, group_state
 from ansible_collections.sparkops.inference.plugins.module_utils._history import record_id
 from ansible_collections.sparkops.inference.plugins.module_utils._likely_cause import causes_of
@@ -96,6 +97,7 @@ def _service_options(plan: Plan, node: t.Mapping[str, t.Any], spec: t.Mapping[st
         "timeouts": {name: plan["timeouts"][name] for name in ("ready", "stall")},
         "api": {
             "port": plan["api"]["port"],
+            "address": own_address(plan["api"].get("bind", "")),
             "model": plan["served_model_name"],
             "request": {"messages": plan["proof"]["messages"], **plan["proof"]["parameters"]},
             "expected": plan["proof"].get("answer", {}).get("equals", ""),

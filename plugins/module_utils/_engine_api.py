@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
+import ipaddress
 import json
 import time
 import typing as t
@@ -52,6 +53,23 @@ def call(address: str, port: int, method: str, path: str, key: str = "", body: t
     except ValueError:
         document = raw.decode("utf-8", "replace")
     return Answer(response.status, document, time.monotonic() - begun)
+
+
+def own_address(bind: str) -> str:
+    """Where a node reaches its own API that listens on ``bind``: one that listens on one address answers on no other."""
+    try:
+        address = ipaddress.ip_address(bind)
+    except ValueError:
+        return "127.0.0.1"
+    if not address.is_unspecified:
+        return bind
+    return "127.0.0.1" if address.version == 4 else "::1"
+
+
+def option_of(document: t.Mapping[str, t.Any] | None, name: str) -> str:
+    """An option on the command line of a container; empty where it is not given. The settings may have another value by now."""
+    words = (document or {}).get("Args") or []
+    return next((after for word, after in zip(words, words[1:]) if word == name), "")
 
 
 def served_models(answer: Answer) -> list[str]:

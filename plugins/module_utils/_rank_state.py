@@ -61,6 +61,11 @@ def heartbeat_path(state_dir: str) -> str:
     return os.path.join(runtime if os.path.isdir(runtime) else state_dir, "heartbeat.json")
 
 
+def api_address(state_dir: str) -> str:
+    """Where the API of this deployment is reached on its head, as recorded at the last start."""
+    return (read_json(os.path.join(state_dir, "rank.json"), {}).get("api") or {}).get("address") or "127.0.0.1"
+
+
 def read_api_key(state_dir: str) -> str:
     """The API key on rank 0; empty when the API has none."""
     try:

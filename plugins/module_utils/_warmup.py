@@ -58,7 +58,7 @@ class Engine:
     model: str
     key: str
     timeout: float
-    address: str = "127.0.0.1"
+    address: str
 
     def post(self, path: str, body: Data, timeout: float | None = None) -> Answer:
         return call(self.address, self.port, "POST", path, key=self.key, body={"model": self.model, **body}, timeout=timeout or self.timeout)

@@ -27,6 +27,10 @@ options:
     description: Container of the rank, whose log is read. Empty for none.
     type: str
     default: ""
+  metrics_address:
+    description: Where the API is reached on this node; one that is bound to an address answers on no other.
+    type: str
+    default: 127.0.0.1
   metrics_port:
     description: Port of the API on this node, to look for metrics. V(0) for none.
     type: int
@@ -125,12 +129,12 @@ def rank_log(module: AnsibleModule) -> str:
     return "\n".join(output_of(module, "docker", "--host", f"unix://{module.params['docker_socket']}", "logs", "--tail", str(LOG_LINES), name))
 
 
-def metrics(port: int) -> str:
+def metrics(address: str, port: int) -> str:
     """Whether an API that answers shows the engine's metrics."""
     if not port:
         return "unknown"
     try:
-        with open_url(f"http://127.0.0.1:{port}/metrics", timeout=HTTP_SECONDS, use_proxy=False) as answer:
+        with open_url(f"http://{'[' + address + ']' if ':' in address else address}:{port}/metrics", timeout=HTTP_SECONDS, use_proxy=False) as answer:
             return "on" if b"vllm:" in answer.read(1 << 20) else "off"
     except urllib.error.HTTPError:
         return "off"
@@ -144,6 +148,7 @@ def main() -> None:
             "interfaces": {"type": "list", "elements": "str", "default": []},
             "container": {"type": "str", "default": ""},
             "docker_socket": {"type": "path", "default": "/var/run/docker.sock"},
+            "metrics_address": {"type": "str", "default": "127.0.0.1"},
             "metrics_port": {"type": "int", "default": 0},
             "root": {"type": "path", "default": "/"},
         },
@@ -161,7 +166,7 @@ def main() -> None:
         "journal_kept": os.path.isdir(os.path.join(root, "var/log/journal")),
         "kernel_log": output_of(module, "journalctl", "--dmesg", "--quiet", "--no-pager", "--output=cat", f"--lines={LOG_LINES}")[0],
         "rank_log": rank_log(module),
-        "metrics": metrics(module.params["metrics_port"]),
+        "metrics": metrics(module.params["metrics_address"], module.params["metrics_port"]),
     }
     module.exit_json(changed=False, health=health)
 

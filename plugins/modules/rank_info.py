@@ -98,7 +98,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
-from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import call, open_paths, prove
+from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import call, open_paths, option_of, own_address, prove
 from ansible_collections.sparkops.inference.plugins.module_utils._node import parse_meminfo
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import heartbeat_path, read_api_key, read_json, summary
 
@@ -115,13 +115,13 @@ def inspect(module: AnsibleModule) -> dict[str, t.Any] | None:
     return document if status == 200 else None
 
 
-def ask_api(params: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+def ask_api(params: t.Mapping[str, t.Any], address: str) -> dict[str, t.Any]:
     key = read_api_key(params["state_dir"])
-    health = call("127.0.0.1", params["api_port"], "GET", "/health", timeout=5)
+    health = call(address, params["api_port"], "GET", "/health", timeout=5)
     if health.status != 200:
         return {"health": health.status, "proof": None}
-    proof = prove("127.0.0.1", params["api_port"], params["model"], params["request"], key=key, timeout=params["completion_timeout"])
-    unguarded = open_paths("127.0.0.1", params["api_port"]) if key and params["open_paths"] else []
+    proof = prove(address, params["api_port"], params["model"], params["request"], key=key, timeout=params["completion_timeout"])
+    unguarded = open_paths(address, params["api_port"]) if key and params["open_paths"] else []
     return {"health": health.status, "proof": dataclasses.asdict(proof), "open_paths": unguarded}
 
 
@@ -162,7 +162,9 @@ def main() -> None:
             "memory": {"total_kib": meminfo.get("MemTotal"), "available_kib": meminfo.get("MemAvailable")},
             "last_good": {name: value for name, value in last_good.items() if name not in ("spec", "plan")},
             # A dead head has no API; whoever holds the port then is not ours to ask.
-            "api": ask_api(module.params) if module.params["api_port"] and document and document["State"]["Running"] else None,
+            "api": ask_api(module.params, own_address(option_of(document, "--host")))
+            if module.params["api_port"] and document and document["State"]["Running"]
+            else None,
         },
     )
 

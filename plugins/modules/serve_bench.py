@@ -85,10 +85,9 @@ from ansible_collections.sparkops.inference.plugins.module_utils._engine_api imp
 from ansible_collections.sparkops.inference.plugins.module_utils._engine_stream import Streamed, stream_chat
 from ansible_collections.sparkops.inference.plugins.module_utils._group_channel import ask_group, lowest
 from ansible_collections.sparkops.inference.plugins.module_utils._node import parse_meminfo
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import read_api_key
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import api_address, read_api_key
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 
-ADDRESS = "127.0.0.1"
 # This node's own memory costs a file read; the other ranks cost an ssh round trip each, whose heartbeats change once a second.
 OWN_SECONDS = 0.2
 RANKS_SECONDS = 2.0
@@ -127,17 +126,18 @@ class Bench:
 
     def __init__(self, params: t.Mapping[str, t.Any], key: str) -> None:
         self.port, self.model, self.timeout, self.key = params["api_port"], params["model"], params["timeout"], key
+        self.address = api_address(params["state_dir"])
 
     def metrics(self) -> str:
-        answer = call(ADDRESS, self.port, "GET", "/metrics", timeout=10)
+        answer = call(self.address, self.port, "GET", "/metrics", timeout=10)
         return answer.document if answer.status == 200 and isinstance(answer.document, str) else ""
 
     def chat(self, prompt: str, max_tokens: int) -> Streamed:
-        return stream_chat(ADDRESS, self.port, self.key, chat_body(self.model, prompt, max_tokens), self.timeout)
+        return stream_chat(self.address, self.port, self.key, chat_body(self.model, prompt, max_tokens), self.timeout)
 
     def survey(self, case: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
-        models = call(ADDRESS, self.port, "GET", "/v1/models", key=self.key, timeout=10)
-        version = call(ADDRESS, self.port, "GET", "/version", timeout=10)
+        models = call(self.address, self.port, "GET", "/v1/models", key=self.key, timeout=10)
+        version = call(self.address, self.port, "GET", "/version", timeout=10)
         metrics = parse_metrics(self.metrics())
         mine = [entry for entry in (models.document or {}).get("data", []) if entry.get("id") == self.model] if models.status == 200 else []
         return {
@@ -181,7 +181,7 @@ class Bench:
         words = min(SAMPLE_WORDS, tokens)
         for dummy in range(SIZING_ROUNDS):
             prompt = filler(words, nonce)
-            answer = call(ADDRESS, self.port, "POST", "/tokenize", key=self.key, body={"model": self.model, "prompt": prompt}, timeout=120)
+            answer = call(self.address, self.port, "POST", "/tokenize", key=self.key, body={"model": self.model, "prompt": prompt}, timeout=120)
             if answer.status != 200 or not isinstance(answer.document, dict):
                 return "", f"/tokenize: {answer.error or f'HTTP {answer.status}'}"
             counted = answer.document["count"]

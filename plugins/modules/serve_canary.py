@@ -62,7 +62,7 @@ refusals:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import read_api_key
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import api_address, read_api_key
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
 from ansible_collections.sparkops.inference.plugins.module_utils._warmup import Engine, check_capabilities, check_drafts, check_words
 
@@ -81,7 +81,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params, canary = module.params, module.params["canary"]
-    engine = Engine(params["api_port"], params["model"], read_api_key(params["state_dir"]), params["timeout"])
+    engine = Engine(params["api_port"], params["model"], read_api_key(params["state_dir"]), params["timeout"], api_address(params["state_dir"]))
     problems = check_words(engine, canary)
     drafts, unjudged = check_drafts(engine, canary)
     problems += [*drafts, *check_capabilities(engine, canary, params["capabilities"])]

@@ -64,32 +64,32 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
-from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import RUNNING, WAITING, call, metrics
+from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import RUNNING, WAITING, call, metrics, option_of, own_address
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import renew_lease
 
 
-def port_of(document: t.Mapping[str, t.Any] | None) -> int | None:
-    """The API's port on the command line of a running container: the settings may have another one by now."""
+def place_of(document: t.Mapping[str, t.Any] | None) -> tuple[str, int] | None:
+    """Address and port of the API of a running container."""
     if not document or not document["State"]["Running"]:
         return None
-    words = document.get("Args") or []
-    return next((int(after) for word, after in zip(words, words[1:]) if word == "--port" and after.isdecimal()), None)
+    port = option_of(document, "--port")
+    return (own_address(option_of(document, "--host")), int(port)) if port.isdecimal() else None
 
 
-def unfinished(port: int) -> int | None:
-    values = metrics(call("127.0.0.1", port, "GET", "/metrics", timeout=5))
+def unfinished(place: tuple[str, int]) -> int | None:
+    values = metrics(call(*place, "GET", "/metrics", timeout=5))
     return int(values[RUNNING] + values.get(WAITING, 0)) if RUNNING in values else None
 
 
-def drain(port: int, timeout: float, renew: t.Callable[[], None], pause: float = 0.5) -> tuple[int | None, float]:
+def drain(place: tuple[str, int], timeout: float, renew: t.Callable[[], None], pause: float = 0.5) -> tuple[int | None, float]:
     """How many requests are left, and the seconds waited."""
     begun = time.monotonic()
-    left = unfinished(port)
+    left = unfinished(place)
     while left and time.monotonic() - begun < timeout:
         renew()
         time.sleep(pause)
         # An engine that is busy may miss one answer; one that is gone has nothing left.
-        left = unfinished(port)
+        left = unfinished(place)
     return left, time.monotonic() - begun
 
 
@@ -112,13 +112,13 @@ def main() -> None:
     )
     params = module.params
     try:
-        port = port_of(DockerApi(params["docker_socket"], timeout=10).inspect_container(params["container"]))
+        place = place_of(DockerApi(params["docker_socket"], timeout=10).inspect_container(params["container"]))
     except DockerError:
-        port = None  # no engine, no container that could serve
-    if port is None:
+        place = None  # no engine, no container that could serve
+    if place is None:
         module.exit_json(changed=False, left=None, waited=0.0, says="")
     run_id = params["lease_run_id"]
-    left, waited = drain(port, 0 if module.check_mode else params["timeout"], lambda: renew_lease(params["state_dir"], run_id) if run_id else None)
+    left, waited = drain(place, 0 if module.check_mode else params["timeout"], lambda: renew_lease(params["state_dir"], run_id) if run_id else None)
     module.exit_json(changed=False, left=left, waited=round(waited, 1), says=words(left, waited))
 
 

@@ -92,7 +92,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import call
 from ansible_collections.sparkops.inference.plugins.module_utils._group_channel import StartWatch, ask_group, lowest, phase_of
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import renew_lease
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import api_address, renew_lease
 
 
 def brief(answer: t.Mapping[str, t.Any], tail: int) -> dict[str, t.Any]:
@@ -108,7 +108,7 @@ def brief(answer: t.Mapping[str, t.Any], tail: int) -> dict[str, t.Any]:
 def wait(module: AnsibleModule) -> dict[str, t.Any]:
     params = module.params
     watch = StartWatch(params["stall_timeout"])
-    until = time.monotonic() + params["slice"]
+    until, address = time.monotonic() + params["slice"], api_address(params["state_dir"])
     least: dict[str, int] = {}
     while True:
         begun = time.monotonic()
@@ -116,7 +116,7 @@ def wait(module: AnsibleModule) -> dict[str, t.Any]:
         if not answer["ranks"]:
             return {"verdict": "unreachable", "reason": answer["error"], "ranks": {}, "least_available_kib": least}
         least = lowest([least, {number: one["memory"]["available_kib"] for number, one in answer["ranks"].items() if one.get("memory")}])
-        health = call("127.0.0.1", params["api_port"], "GET", "/health", timeout=2).status
+        health = call(address, params["api_port"], "GET", "/health", timeout=2).status
         verdict = watch.judge(answer["ranks"], health, time.time())
         over = time.monotonic() >= until
         if verdict["verdict"] != "waiting" or over:

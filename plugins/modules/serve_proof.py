@@ -55,7 +55,7 @@ import dataclasses
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import prove
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import read_api_key
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import api_address, read_api_key
 
 
 def main() -> None:
@@ -71,8 +71,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    key = read_api_key(params["state_dir"])
-    proof = prove("127.0.0.1", params["api_port"], params["model"], params["request"], key=key, expected=params["expected"], timeout=params["timeout"])
+    key, address = read_api_key(params["state_dir"]), api_address(params["state_dir"])
+    proof = prove(address, params["api_port"], params["model"], params["request"], key=key, expected=params["expected"], timeout=params["timeout"])
     document = dataclasses.asdict(proof)
     if not proof.ok:
         module.fail_json(msg=f"The group is up and gives no proof: {proof.verdict}: {proof.detail}", proof=document)

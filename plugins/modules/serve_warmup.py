@@ -75,7 +75,7 @@ import threading
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import LEASE_SECONDS, read_api_key, renew_lease
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import LEASE_SECONDS, api_address, read_api_key, renew_lease
 from ansible_collections.sparkops.inference.plugins.module_utils._warmup import Engine, warm_up
 
 
@@ -107,7 +107,8 @@ def main() -> None:
     done = threading.Event()
     if params["lease_run_id"]:
         threading.Thread(target=keep_lease, args=(params["state_dir"], params["lease_run_id"], done), daemon=True).start()
-    engine = Engine(params["api_port"], params["model"], read_api_key(params["state_dir"]), shapes.get("request_timeout") or 120)
+    key, address = read_api_key(params["state_dir"]), api_address(params["state_dir"])
+    engine = Engine(params["api_port"], params["model"], key, shapes.get("request_timeout") or 120, address)
     begun = time.monotonic()
     report = warm_up(engine, shapes, params["max_model_len"], params["max_num_seqs"])
     done.set()

@@ -49,22 +49,23 @@ def group_answers(program, state_dir):
 
 def api_says(api, state_dir, start, memory, now, interval):
     """Health and proof of the API in the form of group_state, and what is known for the next look."""
-    health = call("127.0.0.1", api["port"], "GET", "/health", timeout=5)
+    place = (api.get("address", "127.0.0.1"), api["port"])
+    health = call(*place, "GET", "/health", timeout=5)
     if health.status != 200:
         return {"health": health.status, "proof": None}, memory
-    metrics = call("127.0.0.1", api["port"], "GET", "/metrics", timeout=10)
+    metrics = call(*place, "GET", "/metrics", timeout=10)
     seen = counters(metrics.document if metrics.status == 200 and isinstance(metrics.document, str) else "")
     known, ask = next_look(memory, seen, start, now, interval, PATIENCE_SECONDS)
     if ask:
-        known.update(asked_at=now, ok=gives_a_token(api, read_api_key(state_dir)))
+        known.update(asked_at=now, ok=gives_a_token(place, api["model"], read_api_key(state_dir)))
         if known["ok"]:
             known["token_at"] = time.time()
     return {"health": 200, "proof": {"ok": bool(known["ok"])}}, known
 
 
-def gives_a_token(api, key):
+def gives_a_token(place, model, key):
     """Any token will do, also one that is no text by itself."""
-    answer = call("127.0.0.1", api["port"], "POST", COMPLETION_PATH, key=key, body={"model": api["model"], **REQUEST}, timeout=ASK_SECONDS)
+    answer = call(*place, "POST", COMPLETION_PATH, key=key, body={"model": model, **REQUEST}, timeout=ASK_SECONDS)
     document = answer.document if isinstance(answer.document, dict) else {}
     return answer.status == 200 and bool((document.get("usage") or {}).get("completion_tokens") or completion_text(document))
 

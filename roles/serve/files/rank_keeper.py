@@ -16,7 +16,6 @@ import re
 import socket
 import subprocess
 import time
-import urllib.request
 
 from _engine_api import call, prove
 from _group_channel import StartWatch
@@ -93,13 +92,15 @@ def gpu_watts():
         return None
 
 
-def read_metrics(port):
+def place_of(api):
+    """Address and port at which this node reaches its own API. A record of an older collection has no address."""
+    return api.get("address", "127.0.0.1"), api["port"]
+
+
+def read_metrics(api):
     """The engine's metrics as text; empty when it does not answer."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-            return answer.read().decode("utf-8", "replace")
-    except (OSError, ValueError):
-        return ""
+    answer = call(*place_of(api), "GET", "/metrics", timeout=5)
+    return answer.document if answer.status == 200 and isinstance(answer.document, str) else ""
 
 
 def process_start(pid):
@@ -302,7 +303,7 @@ class Keeper:
         self.sampled_at = now
         if self.frozen is None:
             self.frozen = Frozen(options["samples"], options["idle_watts"])
-        sums = metric_sums(read_metrics(self.rank["api"]["port"]))
+        sums = metric_sums(read_metrics(self.rank["api"]))
         reason = self.frozen.add(sums, gpu_watts())
         if reason or not options["canary"] or sums[RUNNING] or now - self.canary_at < options["canary"]:
             return reason
@@ -322,7 +323,7 @@ class Keeper:
         if is_ready(self.paths, wanted):
             return "the group serves"
         api = self.rank["api"]
-        if call("127.0.0.1", api["port"], "GET", "/health", timeout=2).status != 200:
+        if call(*place_of(api), "GET", "/health", timeout=2).status != 200:
             return "the group loads"
         if time.monotonic() < self.proof_at:
             return "the group is up and not yet proven"
@@ -337,7 +338,7 @@ class Keeper:
 
     def prove(self):
         api = self.rank["api"]
-        return prove("127.0.0.1", api["port"], api["model"], api["request"], key=read_api_key(self.paths.state_dir), expected=api["expected"],
+        return prove(*place_of(api), api["model"], api["request"], key=read_api_key(self.paths.state_dir), expected=api["expected"],
                      timeout=api["timeout"])
 
     def end(self, by, reason):

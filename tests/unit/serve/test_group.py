@@ -12,10 +12,12 @@ import json
 import threading
 
 import pytest
+from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.sparkops.inference.plugins.action import serve_health
 from ansible_collections.sparkops.inference.plugins.filter import serve as filters
-from ansible_collections.sparkops.inference.plugins.module_utils import _engine_api, _group_channel, _group_state, _option_table
+from ansible_collections.sparkops.inference.plugins.module_utils import _engine_api, _group_channel, _group_state, _option_table, _rank_state
+from ansible_collections.sparkops.inference.plugins.modules import serve_proof
 
 NODES = ["a", "b"]
 WANTED = {"a": "sa", "b": "sb"}
@@ -369,3 +371,34 @@ def test_docker_options():
     assert filters.docker_ulimits(spec) == ["memlock:-1:-1", "stack:67108864:67108864"]
     assert filters.docker_device_requests(spec) == [{"count": -1, "capabilities": [["gpu"]]}]
     assert filters.docker_device_requests({**spec, "gpus": None}) == []
+
+
+@pytest.mark.parametrize(
+    "bind, address",
+    [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("192.0.2.21", "192.0.2.21"), ("2001:db8::21", "2001:db8::21"), ("127.0.0.1", "127.0.0.1"), ("", "127.0.0.1")],
+)
+def test_an_api_is_asked_where_it_listens(bind, address):
+    assert _engine_api.own_address(bind) == address
+    record = filters.rank_record(hostvars(), {**PLAN, "api": {**PLAN["api"], "bind": bind}}, "a")
+    assert record["api"]["address"] == address
+
+
+def test_every_probe_takes_the_recorded_address(tmp_path):
+    assert _rank_state.api_address(str(tmp_path)) == "127.0.0.1"
+    (tmp_path / "rank.json").write_text(json.dumps({"api": {"port": 1, "address": "192.0.2.21"}}))
+    assert _rank_state.api_address(str(tmp_path)) == "192.0.2.21"
+
+
+def test_a_proof_reaches_an_engine_that_listens_on_one_address(tmp_path, capsys):
+    server = http.server.ThreadingHTTPServer(("127.0.0.9", 0), Engine)  # and nobody on 127.0.0.1
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        port = server.server_address[1]
+        (tmp_path / "rank.json").write_text(json.dumps({"api": {"port": port, "address": "127.0.0.9"}}))
+        arguments = {"state_dir": str(tmp_path), "api_port": port, "model": "tiny", "request": {"max_tokens": 3}, "timeout": 5}
+        with patch_module_args(arguments), pytest.raises(SystemExit):
+            serve_proof.main()
+        assert json.loads(capsys.readouterr().out)["proof"]["ok"]
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -875,16 +876,23 @@ def test_watch_ends_a_stuck_engine_and_one_that_fails_its_canaries(kept, monkeyp
     kept.rank["watch"] = dict(WATCH)
     kept.look()
     monkeypatch.setattr(keeper, "gpu_watts", lambda: None)
-    monkeypatch.setattr(keeper, "read_metrics", lambda port: metrics(5, 2))
+    monkeypatch.setattr(keeper, "read_metrics", lambda api: metrics(5, 2))
     assert kept.look(2) == "the group serves"
     assert kept.look().startswith("ended: no token in 3 samples in a row while 2 requests run")
+
+
+def test_a_keeper_asks_an_api_where_it_listens(monkeypatch):
+    asked = []
+    monkeypatch.setattr(keeper, "call", lambda *place, **dummy: asked.append(place[:2]) or SimpleNamespace(status=200, document="vllm:x 1"))
+    assert keeper.read_metrics({"port": 8888, "address": "192.0.2.21"}) == keeper.read_metrics({"port": 8888}) == "vllm:x 1"
+    assert asked == [("192.0.2.21", 8888), ("127.0.0.1", 8888)]
 
 
 def test_three_canaries_in_a_row(kept, monkeypatch):
     kept.rank["watch"] = {**WATCH, "canary": 0.001}
     kept.look()
     monkeypatch.setattr(keeper, "gpu_watts", lambda: None)
-    monkeypatch.setattr(keeper, "read_metrics", lambda port: metrics(5, 0))
+    monkeypatch.setattr(keeper, "read_metrics", lambda api: metrics(5, 0))
     time.sleep(0.01)
     kept.proof = False
     assert kept.look(2) == "the group serves"

@@ -79,7 +79,7 @@ def fixture_engine():
 
 
 def client(engine, timeout=5):
-    return _warmup.Engine(engine.port, "tiny", "", timeout)
+    return _warmup.Engine(engine.port, "tiny", "", timeout, "127.0.0.1")
 
 
 def run(module, capsys, **arguments):
@@ -251,31 +251,32 @@ def test_a_drain_waits_for_running_and_waiting_requests(engine):
 
     engine.on_request = fewer
     renewed = []
-    left, waited = serve_drain.drain(engine.port, 10, lambda: renewed.append(1), pause=0.01)
+    left, waited = serve_drain.drain(("127.0.0.1", engine.port), 10, lambda: renewed.append(1), pause=0.01)
     assert left == 0 and len(asked) == 3 and len(renewed) == 2
     assert serve_drain.words(0, 7.2) == "running requests ended within 7 s" and serve_drain.words(0, 0.0) == serve_drain.words(None, 9) == ""
 
 
 def test_a_drain_that_takes_too_long_says_how_many_are_cut(engine):
     engine.values = {_engine_api.RUNNING: 2, _engine_api.WAITING: 1}
-    left, waited = serve_drain.drain(engine.port, 0.1, lambda: None, pause=0.02)
+    left, waited = serve_drain.drain(("127.0.0.1", engine.port), 0.1, lambda: None, pause=0.02)
     assert left == 3 and 0.1 <= waited < 2
     assert serve_drain.words(left, 60) == "3 requests still ran after 60 s and were cut"
 
 
 def test_an_engine_without_counters_or_one_that_is_gone_is_not_waited_for(engine):
-    assert serve_drain.drain(engine.port, 60, lambda: None)[0] is None
-    assert serve_drain.drain(1, 60, lambda: None)[0] is None
+    assert serve_drain.drain(("127.0.0.1", engine.port), 60, lambda: None)[0] is None
+    assert serve_drain.drain(("127.0.0.1", 1), 60, lambda: None)[0] is None
 
 
 @pytest.mark.parametrize(
-    "document, port",
+    "document, place",
     [
-        ({"State": {"Running": True}, "Args": ["/sparkops/entry.py", "vllm", "serve", "/model", "--port", "8899"]}, 8899),
+        ({"State": {"Running": True}, "Args": ["/sparkops/entry.py", "vllm", "serve", "/model", "--port", "8899"]}, ("127.0.0.1", 8899)),
+        ({"State": {"Running": True}, "Args": ["--host", "192.0.2.21", "--port", "8899"]}, ("192.0.2.21", 8899)),
         ({"State": {"Running": True}, "Args": ["vllm", "serve", "--headless"]}, None),
         ({"State": {"Running": False}, "Args": ["--port", "8899"]}, None),
         (None, None),
     ],
 )
-def test_the_port_is_that_of_the_container_that_runs(document, port):
-    assert serve_drain.port_of(document) == port
+def test_the_place_is_that_of_the_container_that_runs(document, place):
+    assert serve_drain.place_of(document) == place
