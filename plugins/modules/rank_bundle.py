@@ -130,7 +130,7 @@ COMMANDS = {
     "processes.txt": ["ps", "-eo", "pid,ppid,stat,etime,rss,comm,wchan:32", "--sort", "-rss"],
     "uname.txt": ["uname", "--all"],
 }
-STATE_FILES = ("rank.json", "wanted.json", "lease.json", "last_good.json", "container/entry.json", "idle.json")
+STATE_FILES = ("rank.json", "wanted.json", "lease.json", "last_good.json", "container/entry.json", "idle.json", "group.json", "restarts.json", "sources.json")
 
 
 class Missing(Exception):
@@ -236,8 +236,10 @@ def parts(params: t.Mapping[str, t.Any], api: DockerApi) -> dict[str, t.Callable
     unit = f"sparkops-rank@{os.path.basename(state_dir)}.service"
     found["service.txt"] = lambda: run(["journalctl", "--no-pager", "--lines", "500", "--unit", unit])
     found.update({f"state/{name}": (lambda name=name: read_file(os.path.join(state_dir, name))) for name in STATE_FILES})
-    for path in sorted(glob.glob(os.path.join(state_dir, "logs/*.log")))[-2:]:
-        found[f"logs/{os.path.basename(path)}"] = lambda path=path: read_file(path)
+    # The last runs of the rank, whose logs begin with their time, and what guard and watch have written down.
+    for pattern, count in (("logs/[0-9]*.log", 2), ("events/*.json", 3)):
+        for path in sorted(glob.glob(os.path.join(state_dir, pattern)))[-count:]:
+            found[os.path.relpath(path, state_dir)] = lambda path=path: read_file(path)
     return found
 
 

@@ -110,7 +110,8 @@ def archive(api: DockerApi, state_dir: str, document: t.Mapping[str, t.Any]) -> 
             stream.write(log_bytes(api, document["Id"], "all"))
         os.replace(f"{path}.partial", path)
     folder = os.path.dirname(path)
-    for old in sorted(name for name in os.listdir(folder) if name.endswith(".log"))[:-KEPT_LOGS]:
+    # Ours begin with their time; the image's checks and builds keep logs of other names here.
+    for old in sorted(name for name in os.listdir(folder) if name[0].isdigit() and name.endswith(".log"))[:-KEPT_LOGS]:
         os.unlink(os.path.join(folder, old))
     return path
 

@@ -18,7 +18,8 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.sparkops.inference.plugins.action import rank_bundle as bundle_action
 from ansible_collections.sparkops.inference.plugins.action import rank_log_info as log_action
 from ansible_collections.sparkops.inference.plugins.module_utils import _likely_cause, _scrub
-from ansible_collections.sparkops.inference.plugins.modules import rank_bundle, rank_log_info
+from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi
+from ansible_collections.sparkops.inference.plugins.modules import rank_bundle, rank_log_info, serve_rank
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "image"))
 
@@ -113,6 +114,9 @@ def fixture_node(tmp_path):
     (tmp_path / "key" / "api_key").write_text(KEY)
     (tmp_path / "rank.json").write_text(json.dumps({"rank": 0}))
     (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "image-check-20260101T000000Z.log").write_text("not of the rank\n")
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "20260101T000000-guard.json").write_text(json.dumps({"reason": f"memory, {KEY}"}))
     (tmp_path / "logs" / "20260101T000000-abc.log").write_text(f"older words with {KEY}\n")
     document = {"Id": "c" * 64, "Image": "sha256:1", "State": STATE, "Config": {"Env": ["VLLM_API_KEY=" + KEY, "NCCL_DEBUG=WARN"], "Labels": {}}}
 
@@ -148,11 +152,28 @@ def test_a_bundle_has_the_evidence_and_no_secret(node, capsys):
     with tarfile.open(done["path"]) as archive:
         contents = {entry.name: archive.extractfile(entry).read().decode() for entry in archive}
     assert {"container.json", "log.txt", "stacks.txt", "meminfo.txt", "state/rank.json", "missing.txt", "logs/20260101T000000-abc.log"} <= set(contents)
+    assert "events/20260101T000000-guard.json" in contents and not [name for name in contents if "image-check" in name]
     assert KEY not in "".join(contents.values()) and "NCCL_DEBUG=WARN" in contents["container.json"]
     assert "vllm/entry.py" in contents["stacks.txt"] and "=== 1 " not in contents["stacks.txt"]
     assert "gids.json: no RDMA device" in contents["missing.txt"] or "gids.json" in contents
     assert any("memory ran out" in cause for cause in done["causes"])
     assert os.stat(done["path"]).st_mode & 0o077 == 0
+
+
+def test_the_newest_ten_runs_of_a_rank_stay_whatever_else_is_logged_there(tmp_path):
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    others = [f"image-check-202601{day:02}T000000Z.log" for day in range(1, 13)]
+    for name in others:
+        (folder / name).write_text("checked\n")
+    routes = {("GET", f"/containers/{'c' * 64}/logs"): frame("words\n")}
+    with FakeDocker(routes) as docker:
+        for day in range(1, 13):
+            document = {"Id": "c" * 64, "State": {"StartedAt": f"2026-01-{day:02}T10:20:30.5Z"}}
+            kept = serve_rank.archive(DockerApi(docker.socket_path), str(tmp_path), document)
+            assert os.path.exists(kept)
+    names = sorted(os.listdir(folder))
+    assert names == [f"202601{day:02}T102030-{'c' * 12}.log" for day in range(3, 13)] + others
 
 
 def test_a_node_without_an_engine_gives_what_it_has(tmp_path, capsys):
