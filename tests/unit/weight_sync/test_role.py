@@ -1,0 +1,51 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""When the role's parts run, by their own conditions."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+CHANGING = {"retire.yml", "nfs.yml", "zfs.yml", "zfs_prune.yml"}
+NODES = ["spark-1", "spark-2", "spark-3"]
+
+
+def parts():
+    """Task file and its conditions."""
+    with open(os.path.join(ROOT, "roles/weight_sync/tasks/main.yml"), encoding="utf-8") as stream:
+        for task in yaml.safe_load(stream):
+            name = task.get("ansible.builtin.include_tasks") or task.get("ansible.builtin.import_tasks")
+            when = task.get("when", [])
+            yield name, [when] if isinstance(when, str) else when
+
+
+def running(policy, method, hosts=NODES):
+    variables = {
+        "spark_plan": {"ranks": 3, "nodes": NODES, "settings": {"weight_sync_policy": policy}},
+        "spark_rank": 1,
+        "ansible_play_hosts": hosts,
+        "__weight_sync_choice": {"method": method},
+        "__weight_sync_look": {"info": {"message": "", "mounts": [{"path": "/w"}], "exported": True}},
+    }
+    templar = Templar(DataLoader(), variables=variables)
+    return {name for name, when in parts() if name and all(templar.evaluate_conditional(trust_as_template(str(one))) for one in when)}
+
+
+@pytest.mark.parametrize("method, own", [("rsync", {"retire.yml"}), ("nfs", {"nfs.yml"}), ("zfs", {"retire.yml", "zfs.yml", "zfs_prune.yml"})])
+def test_verify_only_proves_and_changes_nothing_whatever_the_method(method, own):
+    assert running("auto", method) & CHANGING == own
+    for_proof = running("verify_only", method)
+    assert not for_proof & CHANGING and "worker.yml" in for_proof
+
+
+def test_a_run_without_a_worker_destroys_no_snapshot():
+    assert "zfs_prune.yml" not in running("auto", "zfs", NODES[:2])
+    assert "zfs.yml" in running("auto", "zfs", NODES[:2])
