@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Show a download's progress, and bring the pinned library to the node when it is needed."""
+"""Show licences and a download's progress, and bring the pinned library to the node when it is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 from ansible_collections.sparkops.inference.plugins.plugin_utils import _wheels
-from ansible_collections.sparkops.inference.plugins.plugin_utils._progress import LongWork
+from ansible_collections.sparkops.inference.plugins.plugin_utils._progress import LongWork, display
 
 
 class ActionModule(LongWork):
@@ -20,10 +20,15 @@ class ActionModule(LongWork):
     module = "sparkops.inference.hub_snapshot"
 
     def run(self, tmp: t.Any = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
-        self._task.args["wheel_hashes"] = _wheels.all_hashes()
+        self._task.args.update(wheel_hashes=_wheels.all_hashes(), tell_licences=True)
         return super().run(tmp, task_vars)
 
     def prepare(self, answer: dict[str, t.Any], arguments: dict[str, t.Any], task_vars: dict[str, t.Any] | None) -> dict[str, t.Any]:
+        if answer.get("licences"):
+            for line in answer["licences"]:
+                display.display(f"{(task_vars or {}).get('inventory_hostname', '')}: {line}")
+            arguments["tell_licences"] = False
+            answer = self.call(arguments, task_vars)
         need = answer.get("needs_wheels")
         if not need:
             return answer

@@ -249,8 +249,8 @@ class Refused(Exception):
         self.refusals = refusals
 
 
-class Cancelled(Exception):
-    """Somebody stopped the unit."""
+class Cancelled(BaseException):
+    """Somebody stopped the unit. Like KeyboardInterrupt it is no error: whoever takes errors for a bad line must not try again."""
 
 
 def run_job(request_path: str, work: t.Callable[[dict[str, t.Any], Progress], dict[str, t.Any]]) -> int:
@@ -335,10 +335,16 @@ class Job:
             secret_file = self._write_secret(secret)
             write_json(self.request, {**request, "run_id": run_id, "result": self.result, "progress": self.progress, "secret_file": secret_file}, 0o600)
         command = [*argv, self.request]
-        if available(self.module):
-            start(self.module, self.name, command, user=self.user)
-        else:
-            self._foreground(command)
+        try:
+            if available(self.module):
+                start(self.module, self.name, command, user=self.user)
+            else:
+                self._foreground(command)
+        except UnitError:
+            # The job that would have read and removed it never began.
+            if secret_file:
+                os.unlink(secret_file)
+            raise
         return run_id
 
     def _write_secret(self, secret: str | None) -> str | None:

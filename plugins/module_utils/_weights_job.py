@@ -103,10 +103,9 @@ class WeightsJob:
             for plan in plans:
                 self.record_licence(plan.artefact)
             self.check_space(plans)
-            for plan in plans:
-                self.bring(plan)
+            changed = [self.bring_from_any(plan) for plan in plans]
         return {
-            "changed": bool(plans),
+            "changed": any(changed),
             "artefacts": self.report,
             "notices": self.notices,
             "verified": self.request["verify"],
@@ -312,6 +311,7 @@ class WeightsJob:
         needs = [Need(item["path"], item["size"], item["what"]) for item in self.request["reserve"]]
         for plan in plans:
             needs.append(Need(plan.tree, sum(file.size for file in plan.download) - self.arrived(plan), plan.artefact.name))
+            needs.append(Need(plan.tree, self.to_copy(plan), f"{plan.artefact.name}, copied from another filesystem"))
         short = manifests.shortages(needs, self.request["space_margin"])
         if short:
             raise Refused(*(space_refusal(self.node, item) for item in short))
@@ -325,6 +325,13 @@ class WeightsJob:
             )
             self.say(f"{gib(total)} to download into {self.root} ({gib(manifests.space(self.root).free)} free), {time_text}")
 
+    def to_copy(self, plan: Plan) -> int:
+        """Bytes of adopted files that cannot be linked, where copies of them are allowed."""
+        if not self.request["adopt_copy"]:
+            return 0
+        device = manifests.space(plan.tree).device
+        return sum(local.size for local in plan.local.values() if os.stat(local.real).st_dev != device)
+
     @property
     def rates_path(self) -> str:
         return os.path.join(self.request["state_dir"], "rates.json")
@@ -337,7 +344,7 @@ class WeightsJob:
         """Shown and written down before the first byte."""
         if not artefact.licence:
             return
-        self.notices.append(f"licence of {artefact.name} ({artefact.repository}): {artefact.licence['name']} {artefact.licence.get('url') or ''}".rstrip())
+        self.notices.append(artefact.licence_line)
         path = os.path.join(self.request["state_dir"], "licences.json")
         book = _unit.read_json(path) or {}
         entry = {"repository": artefact.repository, "revision": artefact.revision, "licence": artefact.licence["name"], "url": artefact.licence.get("url")}
@@ -347,8 +354,40 @@ class WeightsJob:
 
     # Bringing
 
-    def bring(self, plan: Plan) -> None:
-        """Adopt, fetch, prove each file by hash, and publish the manifest as the last act."""
+    def bring_from_any(self, plan: Plan) -> bool:
+        """Bring an artefact; a hub that lists a repository may still refuse its files, and then the fallbacks are asked."""
+        while True:
+            try:
+                return self.bring(plan)
+            except Refused as exc:
+                following = self.following(plan, exc)
+                if following is None:
+                    raise
+                self.say(f"{plan.artefact.name}: {exc.refusals[0].found}; going on with {following.origin}")
+                plan = following
+
+    def following(self, plan: Plan, error: Refused) -> Plan | None:
+        """The same from the next repository, None when that is no help or there is none."""
+        sources, tried = plan.artefact.sources(), (plan.manifest.repository, plan.manifest.revision)
+        rest = sources[sources.index(tried) + 1 :] if tried in sources else []
+        # Another repository of a hub that asks for patience is asked for no less.
+        if not rest or not error.refusals[0].id.startswith("weights.hub_") or error.refusals[0].id == "weights.hub_rate_limit_cap":
+            return None
+        others = tuple(f"{repository}@{revision}" for repository, revision in rest[1:])
+        try:
+            listed = self.listing(dataclasses.replace(plan.artefact, repository=rest[0][0], revision=rest[0][1], fallback_repositories=others))
+        except Refused as exc:
+            raise Refused(*error.refusals, *exc.refusals) from None
+        manifest = dataclasses.replace(listed, requested=plan.manifest.requested)
+        todo = self.unproven(plan.tree, manifest)
+        found = Plan(plan.artefact, plan.tree, manifest, todo, self.usable(plan.artefact, todo), manifest.repository)
+        self.check_space([found])
+        return found
+
+    def bring(self, plan: Plan) -> bool:
+        """Adopt, fetch, prove each file by hash, and publish the manifest as the last act. Says whether anything is other than before."""
+        before = manifests.load(plan.tree)
+        lost = bool(before and manifests.check_sizes(plan.tree, before.files))
         staging = self.staging(plan.artefact)
         os.makedirs(staging, exist_ok=True)
         hashes: dict[str, str] = {}
@@ -367,6 +406,9 @@ class WeightsJob:
             "bytes": sum(file.size for file in rest),
             "ways": ways,
         }
+        # A slim index is made again from the whole one at each refresh, and is the same for the same tensors.
+        made_again = {manifests.INDEX_NAME} if plan.artefact.slim else set()
+        return lost or before != manifests.load(plan.tree) or bool(set(hashes) - made_again)
 
     def note_rate(self, size: int, seconds: float) -> None:
         if size > 64 * 2**20 and seconds > 0:

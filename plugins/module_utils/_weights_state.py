@@ -52,6 +52,11 @@ class Artefact:
         return result
 
     @property
+    def licence_line(self) -> str:
+        """What is shown before the first byte; empty without a licence."""
+        return f"licence of {self.name} ({self.repository}): {self.licence['name']} {self.licence.get('url') or ''}".rstrip() if self.licence else ""
+
+    @property
     def is_pinned(self) -> bool:
         return pinned(self.revision)
 

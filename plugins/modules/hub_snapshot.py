@@ -78,6 +78,10 @@ options:
   token_file:
     description: File on the node that holds the token. Its mode must be 0600.
     type: path
+  tell_licences:
+    description: Return with RV(licences) instead of beginning, so that they are shown before the first byte. Used by the action plugin.
+    type: bool
+    default: false
   wheels:
     description: Folder on the node with the wheels of the pinned library. Set by the action plugin when it is needed.
     type: path
@@ -176,6 +180,11 @@ progress:
   description: State of the work.
   returned: when RV(running) is true
   type: dict
+licences:
+  description: Licences of what is going to be brought.
+  returned: with O(tell_licences), when something with a licence is going to be brought
+  type: list
+  elements: str
 needs_wheels:
   description: The Python version and machine that wheels of the library are needed for.
   returned: when the library is not on the node and is needed
@@ -294,6 +303,10 @@ class Snapshot(_unit.LongModule):
             if artefact.licence and not artefact.licence.get("accept") and not accepted & {artefact.name, artefact.licence["name"]}
         ]  # fmt: skip
 
+    def licences(self, lacking: t.Sequence[dict[str, t.Any]]) -> list[str]:
+        names = {item["name"] for item in lacking}
+        return [artefact.licence_line for artefact in self.artefacts if artefact.name in names and artefact.licence]
+
     def token_refusals(self) -> list[Refusal]:
         path = self.params["token_file"]
         if not path:
@@ -398,6 +411,9 @@ class Snapshot(_unit.LongModule):
             self.fail(refusals)
         if self.module.check_mode:
             return self.result(state, {"changed": bool(lacking)})
+        licences = self.licences(lacking)
+        if licences and self.params["tell_licences"]:
+            return self.result(state, outcome, licences=licences)
         if self.needs_library(lacking) and not self.environment():
             if not self.params["wheels"]:
                 need = {"python": f"{sys.version_info[0]}.{sys.version_info[1]}", "machine": platform.machine()}
@@ -418,6 +434,7 @@ def main() -> None:
             "endpoint": {"type": "str", "default": "https://huggingface.co"},
             "token": {"type": "str", "no_log": True},
             "token_file": {"type": "path", "no_log": False},
+            "tell_licences": {"type": "bool", "default": False},
             "wheels": {"type": "path"},
             "wheels_from": {"type": "path"},
             "wheel_hashes": {"type": "list", "elements": "str", "default": []},

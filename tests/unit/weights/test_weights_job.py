@@ -278,8 +278,11 @@ def test_refresh_finds_what_sizes_do_not_show(hub, node):
     with open(node.tree() / LARGE, "r+b") as stream:
         stream.seek(150_000)
         stream.write(b"damage")
-    assert node.run(download="refresh")["ok"] and same(node.tree(), source)
+    result = node.run(download="refresh")
+    assert result["ok"] and result["changed"] and same(node.tree(), source)
     assert hub.served() == (source / LARGE).stat().st_size
+    again = node.run(download="refresh")
+    assert again["ok"] and not again["changed"]
 
 
 def test_never_refuses_what_is_not_there(hub, node):
@@ -296,6 +299,31 @@ def test_a_fallback_repository(hub, node, fallback):
     assert result["ok"] and same(node.tree(), source)
     assert result["artefacts"]["model"]["repository"] == "mirror/tiny"
     assert not node.run(node.artefact(fallback_repositories=[fallback]), environment=None)["changed"]
+
+
+@pytest.mark.parametrize("refused", ["gated", "forbidden", "missing"])
+def test_a_repository_that_lists_and_then_refuses_its_files_has_a_fallback(hub, node, refused):
+    hub.repository("acme/tiny", SIZES, **({"gated": True} if refused == "gated" else {}))
+    source = hub.repository("mirror/tiny", SIZES, OTHER)
+    if refused == "forbidden":
+        hub.fault("forbidden", path=f"acme/tiny/{LARGE}")
+    elif refused == "missing":
+        hub.fault("error", path=f"acme/tiny/{LARGE}", status=404)
+    artefact = node.artefact(fallback_repositories=[f"mirror/tiny@{OTHER}"])
+    result = node.run(artefact)
+    assert result["ok"] and same(node.tree(), source) and result["artefacts"]["model"]["repository"] == "mirror/tiny", result
+    assert any("going on with mirror/tiny" in notice for notice in result["notices"])
+    # What the first one gave is proven and kept.
+    assert hub.served() < 1.1 * total(source)
+    assert not node.run(artefact, environment=None)["changed"]
+
+
+def test_when_no_fallback_helps_either_all_of_them_are_named(hub, node):
+    hub.repository("acme/tiny", SIZES, gated=True)
+    hub.repository("mirror/tiny", SIZES, OTHER, private=True)
+    refusals = node.refused(node.artefact(fallback_repositories=[f"mirror/tiny@{OTHER}"]))
+    assert [refusal["id"] for refusal in refusals] == ["weights.hub_unauthorized"] * 2
+    assert "acme/tiny" in refusals[0]["thing"] and "mirror/tiny" in refusals[1]["thing"]
 
 
 def test_a_branch_stays_at_the_commit_of_its_first_download(hub, node):
@@ -374,6 +402,18 @@ def test_a_cancel_keeps_what_arrived(hub, node):
     assert hub.served() <= 1.25 * total(source)
 
 
+def test_a_cancel_is_no_bad_line_that_is_tried_again(hub, node):
+    hub.repository("acme/tiny", SIZES)
+    hub.fault("delay", path="acme/tiny/api/*", seconds=8)
+    process = node.start()
+    while not hub.requests():
+        time.sleep(0.02)
+    begun = time.monotonic()
+    process.terminate()
+    process.communicate(timeout=20)
+    assert node.result()["cancelled"] is True and time.monotonic() - begun < 5
+
+
 # What is on the node already
 
 
@@ -418,6 +458,8 @@ def test_another_filesystem_is_refused_with_numbers(hub, node, tmp_path, monkeyp
         (refusal,) = node.refused(adopt_from=[str(cache)], environment=None)
         assert refusal["id"] == "weights.other_filesystem" and "another filesystem" in refusal["found"] and "weights_root" in refusal["next_step"]
         assert manifests.load(str(node.tree())) is None
+        (refusal,) = node.refused(adopt_from=[str(cache)], environment=None, adopt_copy=True, space_margin=2**60)
+        assert refusal["id"] == "weights.space" and "copied from another filesystem" in refusal["wanted"]
         result = node.run(adopt_from=[str(cache)], environment=None, adopt_copy=True)
         assert result["ok"] and same(node.tree(), folder / "plain")
     finally:
@@ -446,6 +488,7 @@ def test_a_slim_tree_is_never_the_whole_model(hub, node):
         "weight_map": {"layer.1.weight": SMALL, "layer.2.weight": LARGE},
     }
     assert not node.run(artefact, environment=None)["changed"] and not node.run(artefact, verify=True, environment=None)["changed"]
+    assert not node.run(artefact, download="refresh")["changed"]
     assert hub.served() < total(source)
 
 
