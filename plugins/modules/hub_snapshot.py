@@ -211,7 +211,7 @@ import typing as t
 import zipfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import _manifest, _unit, _weights_job, _weights_state
+from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _manifest, _unit, _weights_job, _weights_state
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import Artefact, adoptable, look
 
@@ -398,6 +398,10 @@ class Snapshot(_unit.LongModule):
         return self.params["token"]
 
     def present(self) -> dict[str, t.Any]:
+        # The folder may be a share of the user's, and even a look at a tree would hang when its server is gone.
+        dead = _limited.refuse_dead(self.node, self.params["weights_root"])
+        if dead:
+            self.fail(dead)
         outcome = self.earlier()
         state = self.look()
         lacking = [item for item in state if not item["complete"]]

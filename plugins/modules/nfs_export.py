@@ -179,6 +179,12 @@ class Server:
     def enabled(self) -> bool:
         return self.module.run_command(["systemctl", "is-enabled", "--quiet", SERVICE])[0] == 0
 
+    def others(self) -> list[str]:
+        """Exports of other deployments of ours on this head: the server's times are theirs too."""
+        folder = os.path.dirname(self.path)
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        return [name for name in names if name.startswith("sparkops-") and name.endswith(".exports") and name != os.path.basename(self.path)]
+
     def refusals(self) -> list[Refusal]:
         """All that speaks against exporting, before anything is changed."""
         params = self.module.params
@@ -250,7 +256,7 @@ class Server:
             if not self.running:
                 self.write(self.module.params["times_file"], TIMES)
             self.run("systemctl", "enable", "--now", SERVICE)
-        else:
+        elif not self.others():
             self.write(self.module.params["times_file"], "")
         old = _nfs_plan.stale_exports(self.own, self.wanted)
         there = {(export.path, export.client) for export in self.table()} if old else set()

@@ -114,8 +114,9 @@ def tree_info(item: t.Mapping[str, t.Any], root: str, mounts: t.Sequence[_mounts
     artefact = _weights_state.Artefact.from_dict(item)
     tree = os.path.join(root, artefact.directory)
     result = {"name": artefact.name, "tree": tree, "way": way_of(tree, mounts), "files": {}, "manifest": None}
-    result["staged"] = _manifest.bytes_below(os.path.join(root, ".sparkops-incoming", artefact.directory))
-    holder = _mounts.holding(mounts, tree)
+    place, holder = _mounts.holding(mounts, root), _mounts.holding(mounts, tree)
+    gone = place is not None and place.path in silent
+    result["staged"] = 0 if gone else _manifest.bytes_below(os.path.join(root, ".sparkops-incoming", artefact.directory))
     if holder and holder.path in silent:
         return {**result, "complete": False, "problems": [silent[holder.path]]}
     state = _weights_state.look(root, artefact)
@@ -169,17 +170,19 @@ def read(module: AnsibleModule) -> dict[str, t.Any]:
     looks = _limited.look_at(networks, params["probe_seconds"])
     broken = [_limited.refusal(params["node"], mount, look) for mount, look in zip(networks, looks) if look.state != "live"]
     silent = {mount.path: look.detail for mount, look in zip(networks, looks) if look.state != "live"}
-    parent = _manifest.existing_parent(root) if not silent or root not in silent else root
-    holder = _mounts.holding(mounts, parent)
+    holder = _mounts.holding(mounts, root)
+    # The user's own folder may lie on a share too, or below one; then not even its parents can be looked at.
+    gone = holder is not None and holder.path in silent
+    parent = root if gone else _manifest.existing_parent(root)
     return {
         "node": params["node"],
         "weights_root": root,
-        "there": root in silent or os.path.isdir(root),
+        "there": gone or os.path.isdir(root),
         "user": os.geteuid(),
-        "owner": None if root in silent else os.stat(parent).st_uid,
+        "owner": None if gone else os.stat(parent).st_uid,
         "filesystem": holder.type if holder else "",
-        "free": _manifest.space(root).free if root not in silent else 0,
-        "writable": root not in silent and os.access(parent, os.W_OK | os.X_OK),
+        "free": _manifest.space(root).free if not gone else 0,
+        "writable": not gone and os.access(parent, os.W_OK | os.X_OK),
         "tools": {name: bool(module.get_bin_path(name, opt_dirs=SYSTEM_PATHS)) for name in ("rsync", "exportfs", "mount.nfs", "zfs")},
         "modules": kernel(module),
         "mounts": [

@@ -169,6 +169,14 @@ def test_the_exports_go_with_the_method(head, monkeypatch, capsys):
     assert not export(head, monkeypatch, capsys, state="absent", trees=[], clients=[])["changed"]
 
 
+def test_the_times_stay_for_another_deployment(head, monkeypatch, capsys):
+    export(head, monkeypatch, capsys, *first(head))
+    (head / "exports.d/sparkops-other.exports").write_text("/srv/other 198.51.100.13(ro)\n")
+    rows = ((SHOW, 0, table(head)), (f"exportfs -u {WORKER}:{tree_of(head)}", 0))
+    assert export(head, monkeypatch, capsys, *rows, state="absent", trees=[], clients=[])["changed"]
+    assert not own_file(head).exists() and (head / "nfs.conf.d/sparkops.conf").exists()
+
+
 # --- the client ------------------------------------------------------------------------------------------------
 
 DIRECTORY = "acme--tiny/c"

@@ -1,0 +1,62 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The look at a rank, above all that it never touches a mount whose server is gone."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _manifest, _mounts
+from ansible_collections.sparkops.inference.plugins.modules import sync_info
+
+ARTEFACT = {"name": "model", "repository": "acme/tiny", "revision": "a" * 40, "directory": f"acme--tiny/{'a' * 40}"}
+
+
+@pytest.fixture(name="look")
+def fixture_look(tmp_path, monkeypatch):
+    """``dead``: where a mount lies whose server does not answer. Whoever looks there is caught; a real one would never come back."""
+    (tmp_path / "nas/weights").mkdir(parents=True)
+    root = str(tmp_path / "nas/weights")
+
+    def look(dead, state="dead"):
+        mounts = [_mounts.Mount("/", "ext4", "/dev/vda", ("rw",), "254:0"), _mounts.Mount(dead, "nfs4", "198.51.100.11:/x", ("ro",), "0:57")]
+        monkeypatch.setattr(_mounts, "read", lambda *dummy: mounts)
+        monkeypatch.setattr(_limited, "look_at", lambda asked, seconds: [_limited.Look(state, "no answer") for dummy in asked])
+
+        def guarded(name, real):
+            def one(path, *more, **options):
+                assert state == "live" or not _mounts.below(os.fspath(path), dead), f"{name} {path} would hang"
+                return real(path, *more, **options)
+
+            return one
+
+        for place, name in ((os.path, "exists"), (os.path, "isdir"), (os.path, "islink"), (os, "stat"), (os, "access"), (os, "statvfs"), (os, "walk")):
+            monkeypatch.setattr(place, name, guarded(name, getattr(place, name)))
+        monkeypatch.setattr(_manifest, "load", guarded("load", _manifest.load))
+        module = SimpleNamespace(
+            params={"weights_root": root, "node": "spark-2", "probe_seconds": 10, "artefacts": [ARTEFACT], "exports_file": None, "dataset": None, "device": None},
+            get_bin_path=lambda name, **dummy: None,
+            run_command=lambda *dummy, **more: (1, "", ""),
+        )
+        return sync_info.read(module)
+
+    return SimpleNamespace(root=root, at=look)
+
+
+@pytest.mark.parametrize("place", ["root", "above", "tree"])
+def test_nothing_below_a_dead_mount_is_looked_at(look, place):
+    dead = {"root": look.root, "above": os.path.dirname(look.root), "tree": f"{look.root}/{ARTEFACT['directory']}"}[place]
+    info = look.at(dead)
+    assert "sync.nfs_dead" in info["message"] and [mount["state"] for mount in info["mounts"]] == ["dead"]
+    assert info["artefacts"][0]["complete"] is False and info["artefacts"][0]["problems"] == ["no answer"]
+    assert (info["free"] == 0 and not info["writable"] and info["owner"] is None) == (place != "tree")
+
+
+def test_a_live_share_of_the_users_is_a_place_like_any_other(look):
+    info = look.at(os.path.dirname(look.root), "live")
+    assert info["message"] == "" and info["free"] > 0 and info["writable"] and info["owner"] == os.getuid()
