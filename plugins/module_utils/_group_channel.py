@@ -30,7 +30,7 @@ class StartWatch:
     """Judges a group from one sample a second until it serves or cannot any more.
 
     A rank that has ended while it is wanted is dead, whatever its exit code: engines that die exit with 0 too.
-    Progress is a log line other than known noise, or CPU time, on any rank; the rank services tell.
+    Progress is a log line other than known noise, CPU time, or bytes to and from disks, on any rank; the rank services tell.
     """
 
     def __init__(self, stall_seconds: float) -> None:

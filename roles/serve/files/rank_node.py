@@ -30,6 +30,8 @@ POLL_SECONDS = 1.0
 # Between the polite and the hard signal when memory runs out. It may fall by a GiB in a second.
 GUARD_GRACE_SECONDS = 0.3
 SOURCE_SECONDS = 5.0
+# Bytes to or from disks between two looks that count as work; a little is written by any process that only waits.
+LEAST_MOVED = 1 << 20
 # With locked memory each thread's stack is held; nothing here recurses.
 STACK_BYTES = 512 << 10
 # The head says this every minute while it waits for anything; it is not progress (vLLM, distributed/device_communicators).
@@ -82,12 +84,14 @@ class Docker:
         """Names of the running containers by id."""
         return {entry["Id"]: (entry.get("Names") or ["/"])[0].lstrip("/") for entry in self.api.containers(everything=False)}
 
-    def cpu_seconds(self, name):
-        """CPU time of all processes of the container: work without a log line is progress too."""
+    def work(self, name):
+        """CPU seconds, and bytes to and from disks, of all processes of the container: work without a log line is progress too."""
         status, document = self.api.request("GET", f"/containers/{name}/stats", query={"stream": "false", "one-shot": "true"})
         if status != 200:
             return None
-        return document.get("cpu_stats", {}).get("cpu_usage", {}).get("total_usage", 0) / 1e9
+        moved = (document.get("blkio_stats") or {}).get("io_service_bytes_recursive") or []
+        bytes_moved = sum(entry.get("value", 0) for entry in moved if entry.get("op", "").lower() in ("read", "write"))
+        return document.get("cpu_stats", {}).get("cpu_usage", {}).get("total_usage", 0) / 1e9, bytes_moved
 
     def follow_logs(self, name, since):
         """Every line of the container's log from a Unix time on, until it ends."""
@@ -105,7 +109,7 @@ class Watcher:
         self.lines = 0
         self.last_line = ""
         self.last_progress = time.time()
-        self.cpu = None
+        self.work = None
         threading.Thread(target=self._follow, daemon=True).start()
 
     def _follow(self):
@@ -123,13 +127,17 @@ class Watcher:
             self.last_line = line[:300]
             self.last_progress = time.time()
 
-    def note_cpu(self, seconds):
-        """A rank that burns half a core since the last look is at work (compile, load); a blocked one is not."""
+    def note_work(self, work):
+        """A rank that burns half a core since the last look is at work (compile, load), and so is one that waits for a slow disk; a blocked
+        one is not."""
         now = time.time()
-        if seconds is not None and self.cpu is not None and seconds - self.cpu[1] > 0.5 * (now - self.cpu[0]):
-            self.last_progress = now
-        if seconds is not None:
-            self.cpu = (now, seconds)
+        if work is None:
+            return
+        if self.work is not None:
+            then, seconds, moved = self.work
+            if work[0] - seconds > 0.5 * (now - then) or work[1] - moved >= LEAST_MOVED:
+                self.last_progress = now
+        self.work = (now, *work)
 
 
 def mount_table(text):
@@ -313,7 +321,7 @@ class Service:
         if container["State"]["Running"] and time.time() - self.cpu_at >= 5:
             self.cpu_at = time.time()
             try:
-                self.watcher.note_cpu(self.docker.cpu_seconds(container["Id"]))
+                self.watcher.note_work(self.docker.work(container["Id"]))
             except DockerError as exc:
                 self.error = str(exc)
 

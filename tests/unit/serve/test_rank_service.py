@@ -58,6 +58,9 @@ class Engine:
         }
 
 
+IO = [{"op": "Read", "value": 1000}, {"op": "write", "value": 2000}, {"op": "Total", "value": 3000}]
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     engine: Engine
 
@@ -87,7 +90,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.wfile.write(b"\1\0\0\0" + struct.pack(">I", len(data)) + data)
             return
         if "/stats" in self.path:
-            self.reply(200, {"cpu_stats": {"cpu_usage": {"total_usage": int(time.time() * 1e9)}}})
+            self.reply(200, {"cpu_stats": {"cpu_usage": {"total_usage": int(time.time() * 1e9)}}, "blkio_stats": {"io_service_bytes_recursive": IO}})
             return
         self.reply(200, self.engine.document()) if self.engine.exists else self.reply(404, {"message": "no such container"})
 
@@ -194,14 +197,22 @@ def test_log_lines_are_progress_and_noise_is_not(state_dir, engine):
     assert len(beat(state_dir)["tail"]) == 2
 
 
-def test_cpu_time_is_progress():
+@pytest.mark.parametrize(
+    "work, progress",
+    [((109.0, 0), True), ((100.1, 0), False), ((100.1, 8 << 20), True), ((100.1, 4096), False), (None, False)],
+    ids=["compiles", "is blocked", "reads a slow disk", "writes a line", "no figures"],
+)
+def test_cpu_time_and_bytes_of_disks_are_progress(work, progress):
     watcher = node.Watcher.__new__(node.Watcher)
-    watcher.cpu, watcher.last_progress = (time.time() - 10, 100.0), 0.0
-    watcher.note_cpu(109.0)
-    assert watcher.last_progress > 0
-    watcher.cpu, watcher.last_progress = (time.time() - 10, 100.0), 0.0
-    watcher.note_cpu(100.1)
-    assert watcher.last_progress == 0.0
+    watcher.work, watcher.last_progress = (time.time() - 10, 100.0, 0), 0.0
+    watcher.note_work(work)
+    assert (watcher.last_progress > 0) == progress
+
+
+def test_the_engine_tells_of_cpu_time_and_disks(engine):
+    engine.running = True
+    seconds, moved = node.Docker(engine.socket).work("dep-rank0")
+    assert seconds > 1e9 and moved == 3000
 
 
 def test_an_order_that_came_before_the_service_is_carried_out(state_dir, engine):
