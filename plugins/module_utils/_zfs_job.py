@@ -168,7 +168,7 @@ class ReceiveJob:
             )
         return {
             "changed": changed,
-            "artefacts": {"replica": {"bytes": self.received, "seconds": round(time.monotonic() - began, 2), "snapshot": step.target.name}},
+            "artefacts": {"replica": {"bytes": self.received, "seconds": round(time.monotonic() - began, 2), "snapshot": step.target.name, "transport": "zfs"}},
             "notices": self.notices,
             "snapshot": step.target._asdict(),
         }

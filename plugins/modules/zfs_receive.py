@@ -91,7 +91,7 @@ done:
   returned: always
   type: dict
   sample:
-    replica: {bytes: 1048576, seconds: 0.5, snapshot: sparkops-20261129T120000Z}
+    replica: {bytes: 1048576, seconds: 0.5, snapshot: sparkops-20261129T120000Z, transport: zfs}
 notices:
   description: What the run had to say.
   returned: always

@@ -125,6 +125,7 @@ READERS: dict[str, t.Callable[[Recorder, str, str, float, Result], None]] = {
     "node_facts": Recorder._read_node,
     "hub_snapshot": Recorder._read_done,
     "weight_sync": Recorder._read_done,
+    "zfs_receive": Recorder._read_done,
     "image_ship": Recorder._read_ship,
     "image_pull": Recorder._read_image,
     "engram_pack": Recorder._read_engram,

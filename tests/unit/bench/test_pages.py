@@ -91,6 +91,23 @@ def test_a_run_is_told_stage_by_stage_with_bytes_memory_and_the_way_back():
     assert run["nodes"][1]["docker"] == "29.2" and run["image"]["identities"] == {"spark-2": "sha256:" + "cd" * 32}
 
 
+def test_a_replica_counts_among_what_was_moved():
+    found = bench_samples.recorder()
+    done = {"replica": {"bytes": 100 * bench_samples.GIB, "seconds": 50.0, "snapshot": "sparkops-1", "transport": "zfs"}}
+    found.task("weight_sync", "spark-2", "Receive", "sparkops.inference.zfs_receive", 101, 152, "changed", {"changed": True, "done": done})
+    moved = found.transfers[-1]
+    assert (moved["what"], moved["how"], moved["bytes_per_second"]) == ("weight_sync: replica", "zfs", 2 * bench_samples.GIB)
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_the_way_back_is_a_play_where_there_is_one(proven):
+    run = bench_samples.bringup()
+    if not proven:
+        run["last_good"] = {}
+    text = _pages.render("bringup", view=run_view(run), data=run, version="1")
+    assert ("<code>rollback.yml</code>" in text) == proven and ("nothing to return to" in text) != proven
+
+
 def test_a_failure_is_the_verdict_and_keeps_its_words():
     run = bench_samples.bringup(failed=True)
     assert run["verdict"] == "failed" and run["failures"][0]["node"] == "spark-2" and "rank 1 ended" in run["failures"][0]["message"]
