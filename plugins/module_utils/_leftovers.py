@@ -7,8 +7,8 @@
 """What of ours lies on a node and who still needs it: trees of weights, packed rows, images, records. For prune and uninstall.
 
 Needed is what a kept record names, what a container has mounted or was made from, and what the caller wants. Only places of our own layout
-are ever looked at for something to remove: ``<weights>/<org>--<name>/<revision>``, ``<engram>/<org>--<name>/<revision>``, images that we
-have recorded.
+are ever looked at for something to remove: ``<weights>/<org>--<name>/<revision>``, the same below its staging folder,
+``<engram>/<org>--<name>/<revision>``, images that we have recorded.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from ansible_collections.sparkops.inference.plugins.module_utils._rank_state imp
 REPOSITORY = re.compile(r"[^/]+--[^/]+")
 # Beside a tree: what belongs to it alone (module_utils/_weights_state.py, _manifest.py).
 BESIDE = (".manifest.json", ".damaged.json", ".lock")
+# Where a download or a copy keeps what it has so far (module_utils/_weights_job.py, _sync_job.py).
+INCOMING = ".sparkops-incoming"
 REMOTE = ("nfs", "nfs4", "cifs", "fuse.sshfs", "autofs")
 
 
@@ -35,7 +37,7 @@ REMOTE = ("nfs", "nfs4", "cifs", "fuse.sshfs", "autofs")
 class Thing:
     """Something of ours. ``kept`` says why it stays; empty means that it may go."""
 
-    kind: str  # weights, pack, image, record, container, state
+    kind: str  # weights, unfinished, pack, image, record, container, state
     what: str
     size: int
     kept: str = ""
@@ -163,6 +165,16 @@ def directories(kind: str, root: str, needed: Needed, mounted: str) -> list[Thin
         Thing(kind, path, size_of(path), needed.why_path(path) or mounted_in(path, mounted) or ("it is being written" if is_locked(path) else ""))
         for path in trees(root, remote_mounts(mounted))
     ]
+
+
+def unfinished(root: str, needed: Needed, mounted: str) -> list[Thing]:
+    """What downloads and copies have begun and not ended, of trees that nobody wants any more: the others go on from there."""
+    place = os.path.join(root, INCOMING)
+    found = []
+    for path in trees(place, remote_mounts(mounted)):
+        tree = os.path.join(root, os.path.relpath(path, place))
+        found.append(Thing("unfinished", path, size_of(path), needed.why_path(tree) or ("it is being written" if is_locked(tree) else "")))
+    return found
 
 
 def images(api: DockerApi, state_root: str, needed: Needed) -> list[Thing]:

@@ -125,6 +125,7 @@ class Prune:
         return [
             *self.records(),
             *leftovers.directories("weights", self.params["weights_root"], needed, self.mounted),
+            *leftovers.unfinished(self.params["weights_root"], needed, self.mounted),
             *leftovers.directories("pack", self.params["engram_root"], needed, self.mounted),
             *leftovers.images(self.api, self.params["state_root"], needed),
         ]
@@ -138,7 +139,9 @@ class Prune:
         elif thing.kind == "image":
             thing.kept = leftovers.remove_image(self.api, thing.what.rpartition(" ")[2])
         else:
-            leftovers.remove_tree(thing.what, self.params["weights_root"] if thing.kind == "weights" else self.params["engram_root"])
+            weights = self.params["weights_root"]
+            roots = {"weights": weights, "unfinished": os.path.join(weights, leftovers.INCOMING), "pack": self.params["engram_root"]}
+            leftovers.remove_tree(thing.what, roots[thing.kind])
 
 
 def main() -> None:

@@ -114,6 +114,21 @@ def test_prune_keeps_what_the_newest_records_need_and_a_preview_removes_nothing(
     assert prune(node, capsys, keep=2)["changed"] is False
 
 
+def test_what_was_begun_of_a_tree_goes_unless_the_tree_is_wanted_or_written(node, capsys):
+    root, dummy, dummy2 = node
+    incoming = root / "weights" / ".sparkops-incoming"
+    for name in ("acme--tiny/three", "acme--tiny/four", "acme--tiny/five", "acme--gone/y"):
+        (incoming / name).mkdir(parents=True)
+        (incoming / name / "model.safetensors").write_bytes(b"x" * 8192)
+    wanted = [str(root / "weights/acme--tiny/four")]
+    with open(root / "weights/acme--tiny/five.lock", "w", encoding="utf-8") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        done = prune(node, capsys, keep=2, wanted_paths=wanted)
+    assert ("unfinished", "y") in what(done["removed"]) and {("unfinished", name) for name in ("three", "four", "five")} <= set(what(done["kept"]))
+    assert sorted(str(path.relative_to(incoming)) for path in incoming.glob("*/*")) == ["acme--tiny/five", "acme--tiny/four", "acme--tiny/three"]
+    assert ("unfinished", "five") in what(prune(node, capsys, keep=2, wanted_paths=wanted)["removed"])
+
+
 def test_what_was_proven_last_stays_whatever_its_age(node, capsys):
     root, engine, dummy = node
     (root / "d" / "last_good.json").write_text(json.dumps(record(1, "one", "sha256:i1")))
