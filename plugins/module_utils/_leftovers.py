@@ -194,14 +194,15 @@ def images(api: DockerApi, state_root: str, needed: Needed) -> list[Thing]:
 
 
 def remove_tree(path: str, root: str) -> None:
-    """A tree with what lies beside it, and the folder of its repository when that is empty."""
+    """A tree with what lies beside it, and the folders between it and the root that are empty then."""
     shutil.rmtree(path)
     for ending in BESIDE:
         if os.path.exists(path + ending):
             os.unlink(path + ending)
     folder = os.path.dirname(path)
-    if folder != root and not os.listdir(folder):
+    while folder != root and not os.listdir(folder):
         os.rmdir(folder)
+        folder = os.path.dirname(folder)
 
 
 def remove_image(api: DockerApi, image_id: str) -> str:

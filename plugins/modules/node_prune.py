@@ -139,9 +139,7 @@ class Prune:
         elif thing.kind == "image":
             thing.kept = leftovers.remove_image(self.api, thing.what.rpartition(" ")[2])
         else:
-            weights = self.params["weights_root"]
-            roots = {"weights": weights, "unfinished": os.path.join(weights, leftovers.INCOMING), "pack": self.params["engram_root"]}
-            leftovers.remove_tree(thing.what, roots[thing.kind])
+            leftovers.remove_tree(thing.what, self.params["engram_root" if thing.kind == "pack" else "weights_root"])
 
 
 def main() -> None:

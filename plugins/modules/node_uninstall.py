@@ -128,9 +128,10 @@ class Uninstall:
         leftovers.note_containers(needed, self.api, but=self.params["deployment"])
         return needed
 
-    def own_trees(self, kind: str, root: str, needed: leftovers.Needed) -> list[leftovers.Thing]:
+    def own(self, trees: list[leftovers.Thing]) -> list[leftovers.Thing]:
+        """Those of this deployment; their place below a root is ``<repository>/<revision>``."""
         names = {entry["directory"] for record in self.own_records for entry in record.get("artefacts") or []} | set(self.params["artefacts"])
-        return [thing for thing in leftovers.directories(kind, root, needed, self.mounted) if os.path.relpath(thing.what, root) in names]
+        return [thing for thing in trees if "/".join(thing.what.split("/")[-2:]) in names]
 
     def own_images(self, needed: leftovers.Needed) -> list[leftovers.Thing]:
         names = [(record.get("image") or {}).get("id") for record in self.own_records] + [self.params["image"]]
@@ -147,8 +148,9 @@ class Uninstall:
         if self.params["images"]:
             found += self.own_images(needed)
         if self.params["weights"]:
-            found += self.own_trees("weights", self.params["weights_root"], needed)
-        found += self.own_trees("pack", self.params["engram_root"], needed)
+            found += self.own(leftovers.directories("weights", self.params["weights_root"], needed, self.mounted))
+            found += self.own(leftovers.unfinished(self.params["weights_root"], needed, self.mounted))
+        found += self.own(leftovers.directories("pack", self.params["engram_root"], needed, self.mounted))
         paths = [self.state_dir] if os.path.isdir(self.state_dir) else []
         for path in paths + ([] if self.others else self.shared()):
             kept = leftovers.mounted_in(path, self.mounted)
@@ -169,8 +171,8 @@ class Uninstall:
         elif thing.kind == "image":
             leftovers.untag(self.api, self.params["deployment"])
             thing.kept = leftovers.remove_image(self.api, thing.what.rpartition(" ")[2])
-        elif thing.kind in ("weights", "pack"):
-            leftovers.remove_tree(thing.what, self.params["weights_root" if thing.kind == "weights" else "engram_root"])
+        elif thing.kind in ("weights", "unfinished", "pack"):
+            leftovers.remove_tree(thing.what, self.params["engram_root" if thing.kind == "pack" else "weights_root"])
         elif os.path.isdir(thing.what) and not os.path.islink(thing.what):
             shutil.rmtree(thing.what)
         else:
