@@ -25,9 +25,14 @@ sys.path.insert(0, os.path.join(ROOT, "tests/docs"))
 
 from blocks import BODY, Block, blocks  # noqa: E402
 
-LAB = os.path.join(ROOT, "tests/lab/lab")
-STATE = os.path.join(os.environ.get("SPARKLAB_CACHE", "/var/cache/sparkops-lab"), "state")
-PATIENCE_SECONDS = 900
+# Containers, or with SPARKOPS_WALK=vm the virtual machines.
+if os.environ.get("SPARKOPS_WALK") == "vm":
+    LAB, NETWORK, PULL = os.path.join(ROOT, "tests/vmlab/vmlab"), "198.18.1", "never"
+    STATE = os.path.join(os.environ.get("SPARKVM_CACHE", "/var/cache/sparkops-vmlab"), "state")
+else:
+    LAB, NETWORK, PULL = os.path.join(ROOT, "tests/lab/lab"), "198.18.0", "missing"
+    STATE = os.path.join(os.environ.get("SPARKLAB_CACHE", "/var/cache/sparkops-lab"), "state")
+PATIENCE_SECONDS = 1800
 PROFILE, MODEL = "deepseek_v41_flash_exl3", "DeepSeek-v4.1-Flash-EXL3"
 
 EDITOR = f"""#!/usr/bin/env python3
@@ -35,7 +40,7 @@ import pathlib, sys
 path = pathlib.Path(sys.argv[1])
 text = path.read_text()
 if path.name == "hosts":
-    text = text.replace("192.0.2.21", "198.18.0.21").replace("192.0.2.22", "198.18.0.22")
+    text = text.replace("192.0.2.21", "{NETWORK}.21").replace("192.0.2.22", "{NETWORK}.22")
     text = text.replace("198.51.100.11", "198.51.100.11 ansible_user=alice").replace("198.51.100.12", "198.51.100.12 ansible_user=bob")
 else:
     for name in ("packages", "docker_group", "state_dir", "node_keys"):
@@ -48,8 +53,9 @@ else:
 ansible_ssh_private_key_file: {STATE}/ssh/id_ed25519
 ansible_ssh_common_args: -F /dev/null -o IdentitiesOnly=yes -o StrictHostKeyChecking=yes -o UserKnownHostsFile={STATE}/ssh/known_hosts
 ansible_python_interpreter: /usr/bin/python3
-weights_hub_endpoint: http://198.18.0.1:8900
+weights_hub_endpoint: http://{NETWORK}.1:8900
 image_reference: 198.18.0.1:5000/sparklab/stub:1
+image_pull_policy: {PULL}
 '''
 path.write_text(text)
 """
@@ -133,7 +139,7 @@ def test_every_console_block_is_walked_or_said_to_be_by_hand():
 def test_the_readme_ends_in_a_serving_group(shell):
     said = follow(shell, "README.md")
     last = said["ansible-playbook -i my-sparks sparkops.inference.site"]
-    assert "proof in" in last and "endpoint http://198.18.0.21:8888/v1" in last and "/.local/state/sparkops/reports/lab_tiny/bringup-" in last
+    assert "proof in" in last and f"endpoint http://{NETWORK}.21:8888/v1" in last and "/.local/state/sparkops/reports/lab_tiny/bringup-" in last
     assert "would change" in said["ansible-playbook -i my-sparks sparkops.inference.site --check --diff"] or "changed=" in said[
         "ansible-playbook -i my-sparks sparkops.inference.site --check --diff"
     ]
