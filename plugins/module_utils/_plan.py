@@ -648,6 +648,12 @@ class _Planner:
         elif own != image["reference"] and image["digest"] == self.known["image_digest"].default:
             # The profile's pin is that of the profile's image, not of another one.
             image["digest"] = None
+        elif settings["image_build"] in ("always", "on_stamp_change") and image["digest"]:
+            # A registry's digest is never that of a build: the next run would go back to the published image.
+            if image["digest"] != self.known["image_digest"].default:
+                wanted = "never or when_unavailable beside image_digest"
+                self.refuse("plan.image_pinned", "image_build", settings["image_build"], wanted, "drop image_digest, or do not build")
+            image["digest"] = None
         return image
 
 

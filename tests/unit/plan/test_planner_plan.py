@@ -306,6 +306,15 @@ def test_the_profiles_pin_is_for_its_own_image() -> None:
     assert planned("mine", **pinned, image_reference="other:1", image_digest=own)["image"]["digest"] == own
 
 
+def test_a_build_follows_no_pin_of_a_registry() -> None:
+    digest, own = ("sha256:" + letter * 64 for letter in "ab")
+    pinned = mine(options={**MINE["options"], "image_digest": {"default": digest}})
+    assert planned("mine", **pinned, image_build="when_unavailable")["image"]["digest"] == digest
+    assert planned("mine", **pinned, image_build="on_stamp_change")["image"]["digest"] is None
+    found = refused("mine", **pinned, image_build="always", image_digest=own)
+    assert [refusal.id for refusal in found] == ["plan.image_pinned"]
+
+
 def test_generic_vllm_says_what_it_needs() -> None:
     found = refused("generic_vllm")
     assert {refusal.id for refusal in found} == {"plan.artefact", "plan.image"}
