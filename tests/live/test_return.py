@@ -164,7 +164,7 @@ def test_with_the_option_a_failed_upgrade_goes_back_by_itself(proven):
     done = play("serve", variables=variables(**BROKEN, serve_rollback="auto"))
     assert done.code != 0 and "serve.rolled_back" in flat(done), done.text[-4000:]
     assert running("spark-1") == [f"{DEPLOYMENT}-rank0"] and last_good() == good and "four" in answers()
-    assert "lease.json" not in on("spark-1", f"ls {STATE}")
+    assert "lease.json" not in on("spark-1", f"ls {STATE}").split()
 
 
 def test_nonsense_from_a_healthy_group_fails_the_start(proven):
@@ -202,7 +202,7 @@ def test_a_switch_leaves_one_group_and_returns_when_the_other_does_not_come_up(p
     assert running("spark-1") == [f"{OTHER}-rank0"] and running("spark-2") == [f"{OTHER}-rank1"] and "four" in answers(OTHER)
     assert last_good(OTHER) == before
     for name in (OTHER, DEPLOYMENT):
-        assert "lease.json" not in on("spark-1", f"ls /var/lib/sparkops/{name}")
+        assert "lease.json" not in on("spark-1", f"ls /var/lib/sparkops/{name}").split()
 
 
 def test_prune_previews_and_uninstall_takes_the_deployment_alone(proven):

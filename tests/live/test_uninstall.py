@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
-from conftest import STUB, on, play
+import subprocess
+
+from conftest import LAB, STUB, on, play
 
 VARIABLES = {
     "spark_hosts": "solo", "serve_deployment": "lab_gone", "image_reference": STUB, "serve_port": 8897, "serve_stop_grace": 5, "uninstall_weights": True,
@@ -18,7 +20,8 @@ LEFT = (
 )
 
 
-def test_after_uninstall_nothing_of_ours_is_left(tmp_path):
+def test_after_uninstall_nothing_of_ours_is_left():
+    subprocess.run([LAB, "preload", "stub", "spark-3"], check=True, capture_output=True, timeout=120)
     done = play("site", variables=VARIABLES)
     assert done.code == 0, done.text[-4000:]
     assert "/var/lib/sparkops" in on("spark-3", LEFT)
