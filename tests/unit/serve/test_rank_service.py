@@ -221,19 +221,20 @@ def test_an_order_that_came_before_the_service_is_carried_out(state_dir, engine)
     assert engine.calls == ["start"]
 
 
-def test_a_restarted_service_does_not_start_a_dead_rank(state_dir, engine):
+def test_a_restarted_service_does_not_start_a_dead_rank(state_dir, engine, monkeypatch):
     engine.started_at = "2099-01-01T00:00:00.5Z"
     order(state_dir, "run")
-    one = node.Service(state_dir)
+    one, ends = node.Service(state_dir), []
+    monkeypatch.setattr(node.signal, "signal", lambda number, act: ends.append(act))
+    # Both are for a whole process, which here is that of all tests: with its memory locked, each later mapping of a file is read in full.
+    monkeypatch.setattr(node.rank_guard, "lock_memory", lambda: False)
+    monkeypatch.setattr(node.threading, "stack_size", lambda size: 0)
     thread = threading.Thread(target=one.run, daemon=True)
-    original = node.signal.signal
-    node.signal.signal = lambda *dummy: None
-    try:
-        thread.start()
-        time.sleep(0.5)
-    finally:
-        node.signal.signal = original
-    assert engine.calls == []
+    thread.start()
+    time.sleep(0.5)
+    ends[0]()
+    thread.join(10)
+    assert engine.calls == [] and not thread.is_alive()
 
 
 def test_local_order_waits_for_the_service(state_dir, engine):
