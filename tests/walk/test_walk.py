@@ -60,11 +60,18 @@ image_pull_policy: {PULL}
 path.write_text(text)
 """
 
+KEPT = ("meta", "plugins", "roles", "playbooks", "MANIFEST.json", "FILES.json")
+CUT_DOWN = (
+    "find .collections/ansible_collections/sparkops/inference -mindepth 1 -maxdepth 1 "
+    + " ".join(f"! -name {name}" for name in KEPT)
+    + " -exec rm -rf {} +"
+)
 # The command of a document, and what is run in its place.
 INSTEAD = {
     "pip install ansible": "ansible --version",
     "git clone https://github.com/sparkops/inference && cd inference": f"git clone --quiet {ROOT} inference && cd inference",
-    "ansible-galaxy collection install .": "ansible-galaxy collection install --offline .",
+    # And what an archive may be cut down to: nothing else of the collection is needed.
+    "ansible-galaxy collection install .": f"ansible-galaxy collection install --offline . && {CUT_DOWN}",
 }
 
 
