@@ -1,0 +1,29 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""What the role's variables come to."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+DIGEST = "sha256:" + "d" * 64
+
+
+def variable(name, mode, recipe):
+    with open(os.path.join(ROOT, "roles/image/vars/main.yml"), encoding="utf-8") as stream:
+        texts = {key: trust_as_template(value) for key, value in yaml.safe_load(stream).items() if isinstance(value, str)}
+    plan = {"image": {"digest": DIGEST}, "settings": {"image_build": mode, "image_recipe": recipe, "image_pull_on": "every"}, "ranks": 2}
+    return Templar(DataLoader(), variables={**texts, "spark_plan": plan, "spark_rank": 0}).template(texts[name])
+
+
+@pytest.mark.parametrize("mode, recipe, pin", [("never", "/r", DIGEST), ("when_unavailable", None, DIGEST), ("when_unavailable", "/r", "")])
+def test_a_restart_takes_the_image_that_was_built_for_the_pinned_one(mode, recipe, pin):
+    assert variable("__image_pin_of_what_is_there", mode, recipe) == pin
