@@ -39,7 +39,9 @@ def fixture_look(tmp_path, monkeypatch):
             monkeypatch.setattr(place, name, guarded(name, getattr(place, name)))
         monkeypatch.setattr(_manifest, "load", guarded("load", _manifest.load))
         module = SimpleNamespace(
-            params={"weights_root": root, "node": "spark-2", "probe_seconds": 10, "artefacts": [ARTEFACT], "exports_file": None, "dataset": None, "device": None},
+            params={
+                "weights_root": root, "node": "spark-2", "probe_seconds": 10, "artefacts": [ARTEFACT], "exports_file": None, "dataset": None, "device": None,
+            },  # fmt: skip
             get_bin_path=lambda name, **dummy: None,
             run_command=lambda *dummy, **more: (1, "", ""),
         )
