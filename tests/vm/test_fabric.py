@@ -151,7 +151,8 @@ def test_bandwidth_is_measured_over_each_rail_and_a_floor_refuses():
     print(f"Gb/s and microseconds: {figures}")
     assert set(figures) == set(HCAS["spark-2"]) and all(gbits > 0.001 and float(latency) > 0 for gbits, latency in figures.values()), done.text[-4000:]
     refused = play("fabric", variables={"fabric_probe": "always", "fabric_bandwidth_floor": 700})
-    assert refused.code != 0 and refused.text.count("[fabric.bandwidth]") == 2 and "at least 700.0 Gb/s" in refused.text
+    assert refused.code != 0 and "at least 700.0 Gb/s" in refused.text and "[fabric.bandwidth]" in refused.text, refused.text[-4000:]
+    assert {hca for hca in HCAS["spark-2"] if f"rail {hca} to" in refused.text} == set(HCAS["spark-2"])
 
 
 def test_a_pulled_cable_leaves_the_other_half_with_a_notice():
@@ -178,8 +179,16 @@ def test_a_filter_before_the_meeting_port_is_told_apart(verdict, rule):
     assert done.code != 0 and f"[{verdict}]" in done.text, done.text[-4000:]
 
 
+SSH_BY_MDNS = """<?xml version="1.0" standalone='no'?>
+<!DOCTYPE service-group SYSTEM "avahi-service.dtd">
+<service-group><name replace-wildcards="yes">%h</name><service><type>_ssh._tcp</type><port>22</port></service></service-group>
+"""
+
+
 def test_discover_finds_the_peer_and_both_its_addresses(tmp_path):
-    on("spark-2", "systemctl start avahi-daemon")
+    # As on a Spark, whose avahi tells of its ssh.
+    on("spark-2", f"cat >/etc/avahi/services/ssh.service <<'END'\n{SSH_BY_MDNS}END\nsystemctl restart avahi-daemon")
+    until("avahi is up", lambda: "Server startup complete" in on("spark-2", "journalctl --unit avahi-daemon --since -20s --no-pager"), 20)
     target = tmp_path / "found.yml"
     done = play("discover", "--limit", "spark-1", variables={"discover_file": str(target)})
     assert done.code == 0, done.text[-4000:]
