@@ -24,9 +24,11 @@ demo: setup ## Set up all that is needed, start the lab, bring it up, and ask a 
 test: setup ## All tests but those of the virtual machines (at most 45 minutes on two cores)
 	tests/run build lint units sanity docs pages lab
 
-.PHONY: test-vm
-test-vm: setup-vm ## What only real kernels show, on two virtual machines: RoCE, netplan, ZFS, NFS, reboots (first time 10 minutes more)
+.PHONY: test-vm test-vm-faults
+test-vm: setup-vm ## What only real kernels show, on two virtual machines: RoCE, netplan, RDMA (20 minutes, the first time 10 more)
 	tests/run vm
+test-vm-faults: setup-vm ## Loss of power, NFS, ZFS, and a newcomer's walk on the virtual machines
+	tests/run vm-faults
 
 .PHONY: setup setup-vm
 setup: .collections/ansible_collections/sparkops/inference ## Install packages and Python environments (says what)

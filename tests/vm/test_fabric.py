@@ -95,29 +95,18 @@ def test_a_foreign_netplan_is_left_alone_and_named():
     assert before == {machine: on(machine, "sha256sum /etc/netplan/*") for machine in MACHINES}
 
 
-def test_rails_are_configured_as_predicted_and_a_rail_that_drifts_is_repaired(no_files_of_others):
-    on("spark-2", f"ip link set {SECOND['spark-2']} mtu 1500")
-    predicted = play("fabric", "--check", "--diff", variables=configured())
-    assert predicted.code == 0, predicted.text[-4000:]
-    assert "203.0.113.12/24" in predicted.text and re.findall(r"changed=(\d+)", predicted.text) == ["1", "1"]
-    assert link("spark-2", SECOND["spark-2"])["mtu"] == 1500 and not on("spark-2", f"ls {FILE} 2>/dev/null || true")
-
+def test_a_rail_that_drifts_is_told_and_repaired(no_files_of_others):
+    """What a first run predicts and leaves is seen in molecule/vm_fabric."""
     done = play("fabric", variables=configured())
     assert done.code == 0, done.text[-4000:]
-    for machine in MACHINES:
-        assert on(machine, f"stat -c '%a %U' {FILE}").split() == ["600", "root"]
-        assert "sparkops-fabric-return" not in on(machine, "systemctl list-timers --all --no-legend")
-        for rail, interface in enumerate(RAILS[machine]):
-            assert link(machine, interface) == {"mtu": 9000, "addresses": [ADDRESSES[machine][rail]]}
-
-    again = play("fabric", variables=configured())
-    assert again.code == 0 and re.findall(r"changed=(\d+)", again.text) == ["0", "0"], again.text[-4000:]
-
     on("spark-2", f"ip link set {SECOND['spark-2']} mtu 1500")
     refused = play("fabric", variables={"fabric_probe": "always"})
     assert refused.code != 0 and "9000, but 1500" in refused.text and "fabric_configure: true" in refused.text
     repaired = play("fabric", variables=configured())
-    assert repaired.code == 0 and link("spark-2", SECOND["spark-2"])["mtu"] == 9000, repaired.text[-4000:]
+    assert repaired.code == 0, repaired.text[-4000:]
+    for machine in MACHINES:
+        for rail, interface in enumerate(RAILS[machine]):
+            assert link(machine, interface) == {"mtu": 9000, "addresses": [ADDRESSES[machine][rail]]}
 
 
 def test_a_change_that_cuts_the_controller_off_comes_back_by_itself(no_files_of_others):
