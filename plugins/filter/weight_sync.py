@@ -92,6 +92,24 @@ def zfs_watched(plan: Plan, weights_root: str) -> list[str]:
     return [f"{weights_root}/{artefact['directory']}{end}" for artefact in plan["artefacts"] for end in ("", ".manifest.json")]
 
 
+def sync_sent(hostvars: HostVars, plan: Plan, host: str) -> list[str]:
+    """The trees of ``host`` that other ranks have read in this run, so that their pages may still fill its memory.
+
+    Transport fabric gives them back while it sends, and a stream of ZFS comes from no page of a file.
+    """
+    sent = set()
+    for reader in plan["nodes"][1:]:
+        done = (hostvars[reader].get("__weight_sync_result") or {}).get("done") or {}
+        copied = {name for name, report in done.items() if report["bytes"] and report["transport"] == "ssh"}
+        if copied and host in [node["node"] for node in sync_sources(hostvars, plan, reader)]:
+            sent |= copied
+        if host == plan["head"]:
+            # What is mounted is proven through the mount: the head has read all of it.
+            sent |= {name for name, report in done.items() if report["transport"] == "nfs"}
+    root = hostvars[host]["spark_node"]["weights_root"]
+    return [f"{root}/{artefact['directory']}" for artefact in plan["artefacts"] if artefact["name"] in sent]
+
+
 def sync_artefacts(artefacts: t.Sequence[t.Mapping[str, t.Any]], found: t.Sequence[t.Mapping[str, t.Any]]) -> list[dict[str, t.Any]]:
     """The plan's artefacts, each with the head's manifest when its tree is complete."""
     manifests = {item["name"]: item["manifest"] for item in found if item["complete"]}
@@ -107,6 +125,7 @@ class FilterModule:
             "sync_artefacts": sync_artefacts,
             "sync_choice": sync_choice,
             "sync_clients": sync_clients,
+            "sync_sent": sync_sent,
             "sync_unreachable": sync_unreachable,
             "zfs_watched": zfs_watched,
         }

@@ -65,6 +65,39 @@ def test_trees_and_manifests_are_watched():
     assert weight_sync.zfs_watched(plan(), "/w") == ["/w/acme--tiny/c", "/w/acme--tiny/c.manifest.json"]
 
 
+def reported(**reports):
+    return {name: {"spark_node": facts(name), "__weight_sync_result": {"done": reports.get(name.replace("-", "_"), {})}} for name in NODES}
+
+
+def sent(hostvars, **settings):
+    more = {**plan(**settings), "artefacts": [{"name": "model", "directory": "acme--tiny/c"}, {"name": "drafter", "directory": "acme--draft/d"}]}
+    trees = {name: weight_sync.sync_sent(hostvars, more, name) for name in NODES if hostvars[name]}
+    return {name: found for name, found in trees.items() if found}
+
+
+SSH, FABRIC, NFS, ZFS = ({"bytes": size, "transport": name} for name, size in (("ssh", 9), ("fabric", 9), ("nfs", 0), ("zfs", 0)))
+
+
+@pytest.mark.parametrize(
+    ("reports", "settings", "trees"),
+    [
+        ({}, {}, {}),
+        ({"spark_2": {"model": {**SSH, "bytes": 0}}}, {}, {}),  # its manifest alone was published
+        ({"spark_2": {"model": SSH}}, {}, {"spark-1": ["/w/acme--tiny/c"]}),
+        ({"spark_3": {"drafter": SSH}}, {}, {"spark-1": ["/w/acme--draft/d"], "spark-2": ["/w/acme--draft/d"]}),
+        ({"spark_3": {"drafter": SSH}}, {"weight_sync_topology": "star"}, {"spark-1": ["/w/acme--draft/d"]}),
+        ({"spark_3": {"model": NFS}}, {}, {"spark-1": ["/w/acme--tiny/c"]}),
+        ({"spark_2": {"model": FABRIC}, "spark_3": {"model": ZFS}}, {}, {}),
+    ],
+)
+def test_a_sender_gives_up_the_trees_that_were_read_from_it_and_no_others(reports, settings, trees):
+    assert sent(reported(**reports), **settings) == trees
+
+
+def test_a_worker_that_is_not_in_this_run_has_read_nothing():
+    assert sent({**reported(spark_2={"model": SSH}), "spark-3": {}}) == {"spark-1": ["/w/acme--tiny/c"]}
+
+
 @pytest.mark.parametrize(
     ("method", "linked", "fine"),
     [("rsync", False, True), ("rsync", True, False), ("zfs", True, True), ("zfs", False, False), ("nfs", False, True)],

@@ -27,6 +27,28 @@ def parts():
             yield name, [when] if isinstance(when, str) else when
 
 
+def gives_up_pages(**more):
+    """Whether the last part runs on the head of a group whose second rank has just copied the model."""
+    with open(os.path.join(ROOT, "roles/weight_sync/tasks/main.yml"), encoding="utf-8") as stream:
+        (task,) = [task for task in yaml.safe_load(stream) if task.get("ansible.builtin.include_role", {}).get("tasks_from") == "evict.yml"]
+    nodes = NODES[:2]
+    variables = {
+        "spark_plan": {"ranks": 2, "nodes": nodes, "head": "spark-1", "addresses": dict.fromkeys(nodes, ""), "settings": {},
+                       "artefacts": [{"name": "model", "directory": "acme--tiny/c"}]},
+        "spark_rank": 0,
+        "inventory_hostname": "spark-1",
+        "ansible_check_mode": False,
+        "hostvars": {
+            "spark-1": {"spark_node": {"weights_root": "/w", "user": {"name": "alice"}}},
+            "spark-2": {"__weight_sync_result": {"done": {"model": {"bytes": more.pop("copied", 9), "transport": "ssh"}}}},
+        },
+        **more,
+    }  # fmt: skip
+    templar = Templar(DataLoader(), variables=variables)
+    runs = all(templar.evaluate_conditional(trust_as_template(str(one))) for one in task["when"])
+    return templar.template(trust_as_template(task["vars"]["memory_paths"])) if runs else None
+
+
 def running(policy, method, hosts=NODES):
     variables = {
         "spark_plan": {"ranks": 3, "nodes": NODES, "settings": {"weight_sync_policy": policy}},
@@ -49,3 +71,10 @@ def test_verify_only_proves_and_changes_nothing_whatever_the_method(method, own)
 def test_a_run_without_a_worker_destroys_no_snapshot():
     assert "zfs_prune.yml" not in running("auto", "zfs", NODES[:2])
     assert "zfs.yml" in running("auto", "zfs", NODES[:2])
+
+
+def test_the_sender_gives_up_what_it_sent_and_only_then():
+    assert gives_up_pages() == ["/w/acme--tiny/c"]
+    assert gives_up_pages(copied=0) is None
+    assert gives_up_pages(ansible_check_mode=True) is None
+    assert gives_up_pages(spark_rank=-1) is None
