@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible_collections.sparkops.inference.plugins.module_utils import _sync_method
+from ansible_collections.sparkops.inference.plugins.module_utils import _sync_method, _zfs_plan
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import format_refusals
 
 HostVars = t.Mapping[str, t.Any]
@@ -92,6 +92,29 @@ def zfs_watched(plan: Plan, weights_root: str) -> list[str]:
     return [f"{weights_root}/{artefact['directory']}{end}" for artefact in plan["artefacts"] for end in ("", ".manifest.json")]
 
 
+def zfs_needed(hostvars: HostVars, plan: Plan) -> list[str]:
+    """GUIDs of the snapshots that the workers' next streams may begin with: of each the newest one that the head has, too.
+
+    Whatever a rank has that was not seen, or that goes on with a cut receive, may begin with any: then all stay.
+    """
+    there = {name: _snapshots(hostvars[name]) for name in plan["nodes"]}
+    cut = [name for name in plan["nodes"] if _zfs_of(hostvars[name]).get("receive_resume_token")]
+    if cut or None in there.values():
+        return sorted({snapshot.guid for found in there.values() for snapshot in found or ()})
+    source = _zfs_plan.Source("", there[plan["head"]])
+    bases = [_zfs_plan.common_base(source, _zfs_plan.Replica("", True, there[name])) for name in plan["nodes"][1:]]
+    return sorted({base.guid for base in bases if base})
+
+
+def _zfs_of(facts: t.Mapping[str, t.Any]) -> t.Mapping[str, t.Any]:
+    return ((facts.get("__weight_sync_look") or {}).get("info") or {}).get("zfs") or {}
+
+
+def _snapshots(facts: t.Mapping[str, t.Any]) -> tuple[_zfs_plan.Snapshot, ...] | None:
+    found = (facts.get("__weight_sync_snapshots") or {}).get("snapshots")
+    return None if found is None else tuple(_zfs_plan.Snapshot(item["name"], item["guid"], int(item["created"])) for item in found)
+
+
 def sync_sent(hostvars: HostVars, plan: Plan, host: str) -> list[str]:
     """The trees of ``host`` that other ranks have read in this run, so that their pages may still fill its memory.
 
@@ -127,5 +150,6 @@ class FilterModule:
             "sync_clients": sync_clients,
             "sync_sent": sync_sent,
             "sync_unreachable": sync_unreachable,
+            "zfs_needed": zfs_needed,
             "zfs_watched": zfs_watched,
         }

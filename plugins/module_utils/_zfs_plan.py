@@ -74,11 +74,11 @@ def parse_properties(text: str) -> dict[str, str]:
     return {name: value for name, _tab, value in (line.partition("\t") for line in text.splitlines()) if value and value != "-"}
 
 
-def parse_size(text: str) -> int | None:
-    """Bytes of a stream from ``zfs send -nP``: a line "size", then the number."""
+def parse_size(text: str, name: str = "size") -> int | None:
+    """Bytes of a stream from ``zfs send -nP``: a line "size", then the number. ``zfs destroy -np`` has one "reclaim"."""
     for line in text.splitlines():
         words = line.split()
-        if len(words) == 2 and words[0] == "size" and words[1].isdecimal():
+        if len(words) == 2 and words[0] == name and words[1].isdecimal():
             return int(words[1])
     return None
 

@@ -87,6 +87,15 @@ destroyed:
   returned: always
   type: list
   elements: str
+bytes:
+  description: Room that comes back with the pruned snapshots.
+  returned: with O(state=pruned)
+  type: int
+snapshots:
+  description: All snapshots that were there, whoever made them, the oldest first.
+  returned: with O(state=pruned)
+  type: list
+  elements: dict
 refusals:
   description: Every reason not to go on.
   returned: on refusal
@@ -140,9 +149,12 @@ class Dataset(Zfs):
     def pruned(self) -> dict[str, t.Any]:
         there = self.snapshots()
         gone = _zfs_plan.to_prune(there, self.params["keep"], self.params["needed"])
+        names = ",".join(item.name for item in gone)
+        size = _zfs_plan.parse_size(self.run("destroy", "-nvp", f"{self.name}@{names}"), "reclaim") if gone else 0
         for item in gone if not self.module.check_mode else ():
             self.run("destroy", f"{self.name}@{item.name}")
-        return self.result(bool(gone), f"{len(gone)} of {len(there)} too old", _zfs_plan.newest(there), gone)
+        answer = self.result(bool(gone), f"{len(gone)} of {len(there)} too old", _zfs_plan.newest(there), gone)
+        return {**answer, "bytes": size or 0, "snapshots": [item._asdict() for item in there]}
 
     # Going back
 

@@ -65,6 +65,31 @@ def test_trees_and_manifests_are_watched():
     assert weight_sync.zfs_watched(plan(), "/w") == ["/w/acme--tiny/c", "/w/acme--tiny/c.manifest.json"]
 
 
+def ranks(token="", **guids):
+    """Ranks with a dataset each, and what snapshots they have."""
+    return {
+        name.replace("_", "-"): {
+            "__weight_sync_look": {"info": {"zfs": {"exists": True, **({"receive_resume_token": token} if name == "spark_3" and token else {})}}},
+            "__weight_sync_snapshots": {"snapshots": [{"name": f"sparkops-{guid}", "guid": guid, "created": int(guid)} for guid in found]},
+        }
+        for name, found in guids.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("hostvars", "needed"),
+    [
+        (ranks(spark_1=["1", "2", "3", "4"], spark_2=["1", "2"], spark_3=["3"]), ["2", "3"]),
+        (ranks(spark_1=["1", "2", "3"], spark_2=[], spark_3=["9"]), []),  # full streams come next
+        (ranks("1-token", spark_1=["1", "2", "3"], spark_2=["3"], spark_3=["1", "0"]), ["0", "1", "2", "3"]),
+        ({**ranks(spark_1=["1", "2"], spark_2=["2"]), "spark-3": {}}, ["1", "2"]),
+        ({**ranks(spark_1=["1", "2"], spark_2=["2"]), "spark-3": {"__weight_sync_snapshots": {"skipped": True}}}, ["1", "2"]),
+    ],
+)
+def test_what_a_next_stream_may_begin_with_is_needed(hostvars, needed):
+    assert weight_sync.zfs_needed(hostvars, plan()) == needed
+
+
 def reported(**reports):
     return {name: {"spark_node": facts(name), "__weight_sync_result": {"done": reports.get(name.replace("-", "_"), {})}} for name in NODES}
 

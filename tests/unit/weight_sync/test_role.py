@@ -73,6 +73,27 @@ def test_a_run_without_a_worker_destroys_no_snapshot():
     assert "zfs.yml" in running("auto", "zfs", NODES[:2])
 
 
+@pytest.mark.parametrize(
+    ("more", "asked"),
+    [({}, True), ({"method": "auto"}, True), ({"method": "rsync"}, False), ({"dataset": None}, False), ({"sudo": "none"}, False), ({"rank": -1}, False)],
+)
+def test_prune_asks_for_snapshots_where_zfs_is_in_use(more, asked):
+    with open(os.path.join(ROOT, "roles/prune/tasks/main.yml"), encoding="utf-8") as stream:
+        (block,) = yaml.safe_load(stream)
+    (task,) = [task for task in block["block"] if task.get("ansible.builtin.include_role", {}).get("tasks_from") == "zfs_reclaim.yml"]
+    node = {"sudo": more.get("sudo", "passwordless")}
+    variables = {
+        "spark_plan": {"ranks": 2, "head": "spark-1", "settings": {"weight_sync_method": more.get("method", "zfs")},
+                       "node_settings": {"spark-2": {"weight_sync_zfs_dataset": more.get("dataset", "tank/weights")}}},
+        "spark_rank": more.get("rank", 1),
+        "spark_node": node,
+        "inventory_hostname": "spark-2",
+        "hostvars": {"spark-1": {"spark_node": node}},
+    }  # fmt: skip
+    templar = Templar(DataLoader(), variables=variables)
+    assert all(templar.evaluate_conditional(trust_as_template(str(one))) for one in task["when"]) == asked
+
+
 def test_the_sender_gives_up_what_it_sent_and_only_then():
     assert gives_up_pages() == ["/w/acme--tiny/c"]
     assert gives_up_pages(copied=0) is None

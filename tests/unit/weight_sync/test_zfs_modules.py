@@ -10,6 +10,7 @@ import importlib.util
 import json
 import pathlib
 import sys
+from unittest.mock import ANY
 
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _mounts, _unit, _zfs_job
@@ -55,8 +56,16 @@ def test_a_snapshot_is_taken_only_when_something_changed(monkeypatch, capsys, ro
 
 def test_pruning_destroys_one_by_one_by_name(monkeypatch, capsys):
     text = TWO + f"{HEAD}@daily\t33\t30\n{HEAD}@sparkops-3\t44\t40\n"
-    result = snapshot(monkeypatch, capsys, (f"{LIST} {HEAD}", 0, text), (f"zfs destroy {HEAD}@sparkops-1", 0), state="pruned", keep=1, needed=["22"])
-    assert result["destroyed"] == ["sparkops-1"]
+    rows = [(f"{LIST} {HEAD}", 0, text), (f"zfs destroy -nvp {HEAD}@sparkops-1", 0, f"destroy\t{HEAD}@sparkops-1\nreclaim\t4096\n")]
+    result = snapshot(monkeypatch, capsys, *rows, (f"zfs destroy {HEAD}@sparkops-1", 0), state="pruned", keep=1, needed=["22"])
+    assert result["destroyed"] == ["sparkops-1"] and result["bytes"] == 4096
+    assert snapshot(monkeypatch, capsys, *rows, state="pruned", keep=1, needed=["22"], check=True) == {**result, "invocation": ANY}
+
+
+def test_nothing_too_old_is_no_change(monkeypatch, capsys):
+    result = snapshot(monkeypatch, capsys, (f"{LIST} {HEAD}", 0, TWO), state="pruned", keep=2)
+    assert not result["changed"] and result["bytes"] == 0
+    assert [item["guid"] for item in result["snapshots"]] == ["11", "22"]
 
 
 BACK = f"zfs get -Hp -o value written@sparkops-1 {HEAD}"
