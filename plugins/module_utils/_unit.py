@@ -6,7 +6,8 @@
 
 """Long work on a node: a named transient systemd unit, its progress file, and the code that it runs.
 
-The unit outlives the ssh session. A second run finds it by name and attaches; stopping the unit is the cancel.
+The unit outlives the ssh session. A second run finds it by name and attaches; stopping the unit is the cancel. Where no unit can be
+made a process in a session of its own takes its place, with the same files.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import traceback
 import types
 import typing as t
 
+from ansible_collections.sparkops.inference.plugins.module_utils import _detached
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import write_json
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
 
@@ -62,7 +64,7 @@ def _environment() -> dict[str, str]:
 
 
 def available(module: AnsibleModule) -> bool:
-    """Whether a transient unit can be made here. Without it the work runs in the foreground of the task."""
+    """Whether a transient unit can be made here. Without it the work is a process in a session of its own."""
     if not module.get_bin_path("systemd-run"):
         return False
     rc, out, _err = module.run_command(["systemctl", *_scope(module), "is-system-running"], environ_update=_environment())
@@ -93,6 +95,8 @@ def start(
 
 def state(module: AnsibleModule, name: str) -> Unit:
     """Ask systemd about a unit. A unit that nobody knows is inactive."""
+    if not module.get_bin_path("systemctl"):
+        return Unit(False, "", 0)
     command = ["systemctl", *_scope(module), "show", f"{name}.service", "--property=ActiveState,Result,ExecMainStatus"]
     rc, out, _err = module.run_command(command, environ_update=_environment())
     found = dict(line.split("=", 1) for line in out.splitlines() if "=" in line) if rc == 0 else {}
@@ -319,17 +323,30 @@ class Job:
         self.request = os.path.join(self.folder, "request.json")
         self.result = os.path.join(self.folder, "result.json")
         self.progress = os.path.join(state_dir, "progress", f"{work}.json")
-        self.words = ""
+        self.process = os.path.join(self.folder, "process.json")
+        self.output = os.path.join(self.folder, "output.log")
 
     def running(self) -> bool:
-        return state(self.module, self.name).active
+        return self._detached() is not None or state(self.module, self.name).active
+
+    def _detached(self) -> dict[str, t.Any] | None:
+        """The record of a process that does the work where no unit could, while it goes on."""
+        record = read_json(self.process)
+        return record if record and _detached.is_running(record, self.request) else None
+
+    def stop(self) -> None:
+        record = self._detached()
+        if record:
+            _detached.end(record)
+        else:
+            stop(self.module, self.name)
 
     def begin(self, argv: t.Sequence[str], request: dict[str, t.Any], secret: str | None = None) -> str:
         """Write the request and start the unit. A secret goes into a 0600 file that the job removes once read."""
         run_id = secrets.token_hex(8)
         with identity(self.user):
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
-            for stale in (self.result, self.progress):
+            for stale in (self.result, self.progress, self.process, self.output):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(stale)
             secret_file = self._write_secret(secret)
@@ -339,7 +356,7 @@ class Job:
             if available(self.module):
                 start(self.module, self.name, command, user=self.user)
             else:
-                self._foreground(command)
+                self._detach(command)
         except UnitError:
             # The job that would have read and removed it never began.
             if secret_file:
@@ -358,17 +375,35 @@ class Job:
             stream.write(secret)
         return path
 
-    def _foreground(self, command: t.Sequence[str]) -> None:
-        """No service manager: the work ends with the task, and is resumed by the next run."""
-        self.module.warn("no systemd unit can be started here; the work runs inside the task and ends with it")
+    def _detach(self, command: t.Sequence[str]) -> None:
+        """No service manager: the end of the task's session must not be that of the work."""
+        environment = dict(os.environ)
         if os.getuid() == 0 and self.user not in ("", "root"):
-            command = ["setpriv", f"--reuid={self.user}", "--init-groups", f"--regid={pwd.getpwnam(self.user).pw_gid}", *command]
-        _rc, out, err = self.module.run_command(list(command))
-        self.words = (out + err).strip()
+            entry = pwd.getpwnam(self.user)
+            command = ["setpriv", f"--reuid={self.user}", "--init-groups", f"--regid={entry.pw_gid}", *command]
+            environment.update(HOME=entry.pw_dir, USER=self.user, LOGNAME=self.user)
+        try:
+            with identity(self.user):
+                output = open(self.output, "wb")
+            with output:
+                record = _detached.start(command, output, environment)
+        except OSError as exc:
+            raise UnitError(str(exc)) from None
+        with identity(self.user):
+            write_json(self.process, record)
 
     def last_words(self) -> str:
         """What the job said last, for a failure that left no result."""
-        return self.words[-2000:] or last_lines(self.module, self.name)
+        try:
+            with identity(self.user), open(self.output, encoding="utf-8", errors="replace") as stream:
+                return stream.read()[-2000:].strip()
+        except FileNotFoundError:
+            return last_lines(self.module, self.name)
+
+    @property
+    def log(self) -> str:
+        """Where a person finds all that it said."""
+        return self.output if os.path.exists(self.output) else f"journalctl -u {self.name}"
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the unit, at most ``seconds``. Says whether it has ended."""
@@ -459,7 +494,7 @@ class LongModule:
                         f"unit {self.job.name}",
                         outcome.get("error", "an error"),
                         "a finished run",
-                        f"see journalctl -u {self.job.name} on the node",
+                        f"see {self.job.log} on the node",
                     )
                 ]
             )
@@ -480,7 +515,7 @@ class LongModule:
     def cancel(self) -> dict[str, t.Any]:
         running = self.job.running()
         if running and not self.module.check_mode:
-            stop(self.module, self.job.name)
+            self.job.stop()
         return self.result([], {"changed": running})
 
     def main(self, present: t.Callable[[], dict[str, t.Any]]) -> t.NoReturn:

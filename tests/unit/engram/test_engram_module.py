@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""The modules as Ansible calls them. The job runs for real, in the foreground: no systemd is asked."""
+"""The modules as Ansible calls them. The job runs for real, as a process of its own: no systemd is asked."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_too_many_ranks(source, call):
 
 
 def test_job_that_dies_says_so(source, call, monkeypatch):
-    monkeypatch.setattr(_unit.Job, "_foreground", lambda self, command: None)
+    monkeypatch.setattr(_unit.Job, "_detach", lambda self, command: None)
     monkeypatch.setattr(_unit.Job, "last_words", lambda self: "Killed")
     answer = call()
     assert answer["refusals"][0]["id"] == "engram.job_died"
@@ -158,13 +158,14 @@ def test_verify(source, call, tmp_path):
 
 
 def test_source_that_changes_meanwhile_is_not_packed_for_ever(source, call, monkeypatch):
-    original = _unit.Job._foreground
+    original = _unit.Job._detach
 
     def touch_after(self, command):
         original(self, command)
+        assert self.wait(60)
         os.utime(source / oracle.SHARDS[1])
 
-    monkeypatch.setattr(_unit.Job, "_foreground", touch_after)
+    monkeypatch.setattr(_unit.Job, "_detach", touch_after)
     assert call()["refusals"][0]["id"] == "engram.unstable"
 
 

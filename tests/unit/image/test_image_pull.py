@@ -91,7 +91,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    # Without systemd the job runs in the foreground of the module: the same code as in the unit.
+    # Without systemd the job is a process of its own: the same code as in the unit.
     monkeypatch.setattr(_unit, "available", lambda module: False)
     monkeypatch.setattr(_unit, "state", lambda module, name: _unit.Unit(False, "", 0))
     (tmp_path / "state").mkdir()

@@ -1,0 +1,133 @@
+# Copyright: (c) 2026, The sparkops.inference authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Long work on a node that starts no units: real processes, with real ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from ansible_collections.sparkops.inference.plugins.module_utils import _detached, _unit
+
+# Works until it is told to stop, with a child in a session of its own, as rsync and ssh are.
+WORK = """
+import subprocess, sys, time
+from {package} import _unit
+
+def work(request, progress):
+    if request["then"] == "die":
+        print("no more bytes"); sys.stdout.flush(); subprocess.os._exit(3)
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as child:
+        progress.message = str(child.pid)
+        while request["then"] == "wait":
+            time.sleep(0.05)
+        child.kill()
+    return {{"changed": True}}
+
+sys.exit(_unit.run_job(sys.argv[1], work))
+"""
+# A task that begins it, says its number, and waits for the end that comes with its session.
+TASK = """
+import json, sys, time
+from {package} import _unit
+_unit.available = lambda module: False
+job = _unit.Job(None, "weights", "d", sys.argv[1], "")
+job.begin(json.loads(sys.argv[2]), {{"then": "wait"}})
+print(_unit.read_json(job.process)["pid"], flush=True)
+time.sleep(1000)
+"""
+PATH = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+
+
+@pytest.fixture(name="argv", scope="module")
+def fixture_argv(tmp_path_factory):
+    code = subprocess.run(
+        [sys.executable, "-c", f"import sys; from {_unit.PACKAGE} import _unit; print(_unit.install_code(_unit.loaded_code(), sys.argv[1]))", str(tmp_path_factory.mktemp("lib"))],
+        check=True, stdout=subprocess.PIPE, text=True, env=PATH,
+    )  # fmt: skip
+    return [sys.executable, "-c", f"import sys; sys.path.insert(0, {code.stdout.strip()!r})\n" + WORK.format(package=_unit.PACKAGE)]
+
+
+@pytest.fixture(name="job")
+def fixture_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(_unit, "available", lambda module: False)
+    monkeypatch.setattr(_unit, "state", lambda module, name: _unit.Unit(False, "", 0))
+    yield lambda: _unit.Job(None, "weights", "d", str(tmp_path / "state"), "")
+    record = _unit.read_json(str(tmp_path / "state/jobs/weights/process.json"))
+    if record:
+        _detached.end(record, 5)
+
+
+def child_of(job):
+    """The number of the job's own child, once there is one."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ValueError):
+            return int(job.current().get("message", ""))
+        time.sleep(0.05)
+    raise AssertionError("the job said nothing")
+
+
+def test_a_result_comes_by_the_same_files(job, argv):
+    one = job()
+    run_id = one.begin(argv, {"then": "end"})
+    assert one.wait(30) and one.outcome(run_id)["changed"]
+
+
+def test_it_outlives_the_session_of_its_task_and_a_second_run_attaches(job, argv, tmp_path):
+    task = [sys.executable, "-c", TASK.format(package=_unit.PACKAGE), str(tmp_path / "state"), json.dumps(argv)]
+    with subprocess.Popen(task, stdout=subprocess.PIPE, text=True, env=PATH, start_new_session=True) as process:
+        pid = int(process.stdout.readline())
+        os.killpg(process.pid, signal.SIGHUP)
+    second = job()
+    assert second.running() and os.getsid(pid) == pid
+    assert second.current_run() == _unit.read_json(second.request)["run_id"] and not second.wait(0)
+
+
+def test_a_cancel_ends_all_of_it_and_says_so(job, argv):
+    one = job()
+    run_id = one.begin(argv, {"then": "wait"})
+    child = child_of(one)
+    job().stop()
+    assert not one.running() and not os.path.exists(f"/proc/{child}")
+    assert one.outcome(run_id)["cancelled"]
+
+
+def test_what_does_not_listen_is_made_to_end(tmp_path):
+    with open(tmp_path / "log", "wb") as output:
+        record = _detached.start(["sh", "-c", "trap '' TERM; echo x; while :; do sleep 0.1; done", "mark"], output, dict(os.environ))
+    while not (tmp_path / "log").read_text():
+        time.sleep(0.01)
+    assert _detached.is_running(record, "mark")
+    _detached.end(record, 0.5)
+    assert not _detached.is_running(record, "mark")
+
+
+def test_another_process_of_the_same_number_is_left_alone(job):
+    mine = {"pid": os.getpid(), "began": _detached._began(os.getpid())}
+    arguments = [word.decode() for word in open("/proc/self/cmdline", "rb").read().split(b"\0")]
+    assert _detached.is_running(mine, arguments[0])
+    assert not _detached.is_running(mine, "/s/jobs/weights/request.json")
+    assert not _detached.is_running({**mine, "began": "1"}, arguments[0])
+    assert not _detached.is_running({"pid": os.getpid(), "began": ""}, arguments[0])
+
+
+def test_a_job_that_died_has_its_last_words_in_a_file(job, argv):
+    one = job()
+    run_id = one.begin(argv, {"then": "die"})
+    assert one.wait(30) and one.outcome(run_id) is None
+    assert one.last_words() == "no more bytes" and one.log == one.output
+
+
+def test_a_program_that_is_not_there_is_an_error_at_once(job):
+    with pytest.raises(_unit.UnitError, match="no-such-program"):
+        job().begin(["/no-such-program"], {}, secret="hf_secret")
+    assert not os.path.exists(os.path.join(job().folder, "secret"))
