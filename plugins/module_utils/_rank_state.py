@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import threading
@@ -15,6 +16,7 @@ import time
 import typing as t
 
 LEASE_SECONDS = 120
+KEPT_LOGS = 10  # of each kind: runs of the rank, checks and builds of its image
 API_KEY_FILE = "key/api_key"  # in a directory of its own, which is what rank 0's container mounts
 
 
@@ -33,6 +35,12 @@ def write_json(path: str, value: t.Any) -> None:
     with open(partial, "w", encoding="utf-8") as stream:
         json.dump(value, stream, sort_keys=True, indent=1)
     os.replace(partial, path)
+
+
+def keep_newest(folder: str, pattern: str, count: int) -> None:
+    """Remove all but the newest files of a kind. Their names begin alike and go on with their time."""
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), pattern)))[:-count]:
+        os.unlink(path)
 
 
 def boot_identity(proc_root: str = "/proc") -> str:

@@ -186,6 +186,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_build im
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import Image, from_inspect
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._image_stamp import Rule, stamps
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import KEPT_LOGS, keep_newest
 from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, identity, long_options
 
 # Layers of a build lie on the disk beside the image until they are part of it.
@@ -269,6 +270,7 @@ class ImageBuild(LongModule):
         log = os.path.join(params["state_dir"], "logs", time.strftime("image-build-%Y%m%dT%H%M%SZ.log", time.gmtime()))
         with identity(self.user):
             os.makedirs(os.path.dirname(log), exist_ok=True)
+            keep_newest(os.path.dirname(log), "image-build-*.log", KEPT_LOGS - 1)
         wanted = {name: params[name] for name in ("reference", "recipe", "label", "build_args", "base", "inputs", "node", "socket")}
         return {**wanted, "stamp": self.forms[0], "log": log}
 

@@ -116,10 +116,10 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import KEPT_LOGS, keep_newest
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 
 TAIL = 80
-KEPT_LOGS = 10
 
 
 class CheckFailed(Exception):
@@ -170,7 +170,7 @@ class ImageCheck:
 
     def check(self, image_id: str) -> None:
         os.makedirs(os.path.dirname(self.log), exist_ok=True)
-        self.forget_old_logs()
+        keep_newest(os.path.dirname(self.log), "image-check-*.log", KEPT_LOGS - 1)
         with open(self.log, "ab") as log:
             for command in self.params["commands"]:
                 words = [str(word) for word in command]
@@ -226,12 +226,6 @@ class ImageCheck:
     def tail(self) -> str:
         with open(self.log, encoding="utf-8", errors="replace") as stream:
             return "".join(stream.readlines()[-TAIL:]).rstrip()
-
-    def forget_old_logs(self) -> None:
-        folder = os.path.dirname(self.log)
-        logs = sorted(name for name in os.listdir(folder) if name.startswith("image-check-"))
-        for name in logs[: 1 - KEPT_LOGS]:
-            os.unlink(os.path.join(folder, name))
 
 
 def main() -> None:

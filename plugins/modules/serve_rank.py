@@ -77,9 +77,8 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import FrameReader, read_json, summary, write_json
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import KEPT_LOGS, FrameReader, keep_newest, read_json, summary, write_json
 
-KEPT_LOGS = 10
 LOG_LIMIT = 64 << 20  # bytes; the engine's own log keeps the rest
 
 
@@ -109,10 +108,8 @@ def archive(api: DockerApi, state_dir: str, document: t.Mapping[str, t.Any]) -> 
         with open(f"{path}.partial", "wb") as stream:
             stream.write(log_bytes(api, document["Id"], "all"))
         os.replace(f"{path}.partial", path)
-    folder = os.path.dirname(path)
     # Ours begin with their time; the image's checks and builds keep logs of other names here.
-    for old in sorted(name for name in os.listdir(folder) if name[0].isdigit() and name.endswith(".log"))[:-KEPT_LOGS]:
-        os.unlink(os.path.join(folder, old))
+    keep_newest(os.path.dirname(path), "[0-9]*.log", KEPT_LOGS)
     return path
 
 

@@ -19,7 +19,7 @@ import time
 
 from _engine_api import call, prove
 from _group_channel import StartWatch
-from _rank_state import read_api_key, read_json, write_json
+from _rank_state import keep_newest, read_api_key, read_json, write_json
 from rank_group import KEEPERS, Poller, is_ready, local_state
 
 LEASE_SECONDS = 90
@@ -176,8 +176,7 @@ def write_event(paths, event):
     path = os.path.join(paths.events, f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(event['at']))}-{event['by']}.json")
     write_json(path, event)
     give_to_owner(path)
-    for old in sorted(name for name in os.listdir(paths.events) if name.endswith(".json"))[:-KEPT_EVENTS]:
-        os.unlink(os.path.join(paths.events, old))
+    keep_newest(paths.events, "*.json", KEPT_EVENTS)
     return path
 
 

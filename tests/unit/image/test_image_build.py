@@ -294,6 +294,19 @@ def test_a_build_has_stamp_log_and_name(head):
     assert not again["changed"] and again["ansible_facts"]["spark_image"]["present"], "what was built stands for what cannot be pulled"
 
 
+def test_the_newest_ten_logs_of_builds_stay_and_those_of_others(head):
+    folder = head.folder / "state/test/logs"
+    folder.mkdir(parents=True)
+    old = [f"image-build-202601{day:02}T000000Z.log" for day in range(1, 13)]
+    others = ["20260101T102030-cccccccccccc.log", "image-check-20260101T000000Z.log"]
+    for name in [*old, *others]:
+        (folder / name).write_text("")
+    head.client(7, "no")
+    head.run(mode="always")
+    names = {path.name for path in folder.iterdir()}
+    assert names.issuperset([*old[3:], *others]) and not names & set(old[:3]) and len(names) == 10 + len(others)
+
+
 def test_a_build_that_fails_shows_its_last_lines(head):
     head.client(7, "\n".join(f"line {number}" for number in range(100)))
     result = head.run(mode="always")
