@@ -81,6 +81,8 @@ class WeightsJob:
         self.patience = Patience(request["rate_limit_wait"], self.say)
         self.notices: list[str] = []
         self.report: dict[str, dict[str, t.Any]] = {}
+        # What this run has read or placed, by full path. The trees' locks keep others away, so it stays true.
+        self.hashed: dict[str, str] = {}
         self._hub: Hub | None = None
         self._lock = threading.Lock()
 
@@ -280,12 +282,14 @@ class WeightsJob:
                 time.sleep(min(2.0**attempt, 10.0))
 
     def unproven(self, tree: str, manifest: Manifest) -> list[File]:
-        """Files that are not there or, without a manifest so far, have another hash."""
+        """Files that are not there or, without a manifest so far, have another hash. A fallback need not read again what came before it."""
         bad = {problem.path for problem in manifests.check_sizes(tree, manifest.files)}
-        there = [file for file in manifest.files if file.path not in bad]
-        self.progress.begin("check", sum(file.size for file in there), "hashing files that are already there")
-        found = manifests.hash_files(tree, there, progress=self.count, drop=True)
-        good = {file.path for file in there if file.path in found and matches(os.path.join(tree, file.path), file, found[file.path])}
+        there = {os.path.join(tree, file.path): file for file in manifest.files if file.path not in bad}
+        unread = [file for path, file in there.items() if path not in self.hashed]
+        self.progress.begin("check", sum(file.size for file in unread), "hashing files that are already there")
+        found = manifests.hash_files(tree, unread, progress=self.count, drop=True)
+        self.hashed.update({os.path.join(tree, path): sha256 for path, sha256 in found.items()})
+        good = {file.path for path, file in there.items() if path in self.hashed and matches(path, file, self.hashed[path])}
         return [file for file in manifest.files if file.path not in good]
 
     def usable(self, artefact: Artefact, todo: t.Sequence[File]) -> dict[str, LocalFile]:
@@ -469,7 +473,7 @@ class WeightsJob:
         if os.path.isdir(target) and not os.path.islink(target):
             raise self.refuse("in_the_way", target, "a folder", "a file", "remove the folder")
         os.replace(path, target)
-        hashes[file.path] = sha256
+        hashes[file.path] = self.hashed[target] = sha256
 
     def make_slim(self, plan: Plan, file: File, path: str, sha256: str) -> tuple[str, str]:
         """Write the index of the wanted tensors beside the whole one, and note what it was made from."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import time
 
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _manifest as manifests
-from ansible_collections.sparkops.inference.plugins.module_utils import _safetensors, _weights_state
+from ansible_collections.sparkops.inference.plugins.module_utils import _safetensors, _unit, _weights_job, _weights_state
 from test_hub import hub_cache
 from weights_lab import COMMIT, OTHER, write_model
 
@@ -316,6 +317,29 @@ def test_a_repository_that_lists_and_then_refuses_its_files_has_a_fallback(hub, 
     # What the first one gave is proven and kept.
     assert hub.served() < 1.1 * total(source)
     assert not node.run(artefact, environment=None)["changed"]
+
+
+def test_what_a_run_has_hashed_it_does_not_read_again_for_a_fallback(tmp_path, monkeypatch):
+    job = _weights_job.WeightsJob({"node": "spark-1", "weights_root": str(tmp_path), "rate_limit_wait": 0}, _unit.Progress(str(tmp_path / "progress.json")))
+    tree, read = tmp_path / "tree", []
+    tree.mkdir()
+    (tree / "there").write_bytes(b"1234")
+    (tmp_path / "staged").write_bytes(b"5678")
+    original = manifests.hash_files
+    monkeypatch.setattr(manifests, "hash_files", lambda folder, files, **more: read.extend(file.path for file in files) or original(folder, files, **more))
+
+    def listed(**contents):
+        return manifests.Manifest("a/b", COMMIT, tuple(manifests.File(name, 4, hashlib.sha256(text).hexdigest()) for name, text in contents.items()))
+
+    first = listed(there=b"1234", placed=b"5678")
+    todo = job.unproven(str(tree), first)
+    assert [file.path for file in todo] == ["placed"] and read == ["there"]
+    artefact = _weights_state.Artefact.from_dict({"name": "model", "repository": "a/b", "revision": COMMIT, "directory": "tree"})
+    plan = _weights_job.Plan(artefact, str(tree), first, todo, {}, "a/b")
+    job.place(plan, todo[0], str(tmp_path / "staged"), todo[0].sha256, {})
+    assert job.unproven(str(tree), first) == [] and read == ["there"]
+    other = listed(there=b"1234", placed=b"9999")
+    assert [file.path for file in job.unproven(str(tree), other)] == ["placed"] and read == ["there"]
 
 
 def test_when_no_fallback_helps_either_all_of_them_are_named(hub, node):
