@@ -93,6 +93,10 @@ path:
   description: Path of the file.
   returned: always
   type: str
+pending:
+  description: Whether a timer will take the state that runs back unless it is confirmed, be it set now or by a run that ended early.
+  returned: with O(state=present)
+  type: bool
 backup:
   description: Folder with all netplan files as they were before the change.
   returned: when a change was made
@@ -194,9 +198,11 @@ class RailFile:
         running = drift(params["rails"], params["mtu"], links)
         # What runs otherwise than a file that is right shows in the diff as remarks that go away.
         before = current + "".join(f"# {line}\n" for line in running if current == wanted)
-        result = {"changed": before != wanted, "path": self.path, "diff": self.diff(before, wanted)}
-        if result["changed"] and not self.module.check_mode:
+        result = {"changed": before != wanted, "path": self.path, "pending": self.armed(), "diff": self.diff(before, wanted)}
+        if result["changed"]:
             self.validate(wanted)
+        if result["changed"] and not self.module.check_mode:
+            result["pending"] = True
             result["backup"] = self.backup()
             self.arm(self.write_return_program(result["backup"], links))
             self.write(wanted)
@@ -255,6 +261,10 @@ class RailFile:
         """The timer is set before the change: from here on the node comes back by itself."""
         self.disarm()
         self.run("systemd-run", f"--unit={UNIT}", f"--on-active={self.module.params['return_seconds']}s", "--collect", "/bin/sh", program)
+
+    def armed(self) -> bool:
+        """Whether the timer runs. A run that ended before its confirmation leaves it behind, with a file that is right."""
+        return self.module.run_command(["systemctl", "is-active", "--quiet", f"{UNIT}.timer"])[0] == 0
 
     def disarm(self) -> None:
         # Fails when no timer is set, which is as good.

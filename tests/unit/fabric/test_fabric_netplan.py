@@ -94,7 +94,7 @@ class Node:
 
     def __init__(self, root: pathlib.Path, monkeypatch, capsys) -> None:
         self.root, self.capsys, self.calls, self.fail = root, capsys, [], ""
-        self.mtu, self.renders = dict.fromkeys(RAILS, 9000), True
+        self.mtu, self.renders, self.armed = dict.fromkeys(RAILS, 9000), True, False
         monkeypatch.setattr(fabric_netplan, "RENDERER_SECONDS", 0)
         self.folder = root / "etc/netplan"
         self.folder.mkdir(parents=True)
@@ -107,10 +107,14 @@ class Node:
         if command == ["ip", "-json", "address", "show"]:  # reads only, so that it is no call to speak of
             addresses = {name: [{"family": "inet", "local": one.split("/")[0], "prefixlen": int(one.split("/")[1])} for one in RAILS[name]] for name in RAILS}
             return 0, json.dumps([{"ifname": name, "mtu": self.mtu[name], "addr_info": addresses[name]} for name in self.mtu]), ""
+        if command[:2] == ["systemctl", "is-active"]:  # reads only, too
+            return 0 if self.armed else 3, "", ""
         if command == ["netplan", "apply"] and not self.fail and self.renders:
             self.mtu = dict.fromkeys(self.mtu, 9000)
         if command[:3] == ["ip", "link", "set"]:
             self.mtu[command[4]] = int(command[6])
+        if command[0] == "systemd-run" or command[:2] == ["systemctl", "stop"]:
+            self.armed = command[0] == "systemd-run"
         words = ["ROOT" if word.startswith("/tmp/") and command[:2] == ["netplan", "generate"] else word for word in command]
         self.calls.append(" ".join(words).replace(str(self.root), ""))
         return (1, "", "it is wrong") if self.fail and self.fail in self.calls[-1] else (0, "", "")
@@ -130,7 +134,8 @@ def node(tmp_path, monkeypatch, capsys):
 
 def test_check_apply_check_apply(node):
     predicted = node.run(rails=RAILS, _ansible_check_mode=True, _ansible_diff=True)
-    assert predicted["changed"] and node.calls == [] and not node.file.exists() and not (node.root / "backup").exists()
+    assert predicted["changed"] and node.calls == ["netplan generate --root-dir ROOT"]
+    assert not node.file.exists() and not (node.root / "backup").exists()
     applied = node.run(rails=RAILS, _ansible_diff=True)
     assert applied["changed"] and applied["diff"] == predicted["diff"] and applied["diff"]["after"] == node.file.read_text()
     assert stat.S_IMODE(node.file.stat().st_mode) == 0o600
@@ -148,6 +153,15 @@ def test_validated_first_then_the_timer_then_the_change(node):
     ]
     assert node.run(state="confirmed", rails=RAILS)["changed"] is False
     assert node.calls == ["systemctl stop sparkops-fabric-return.timer"]
+
+
+def test_a_timer_that_an_early_end_left_behind_is_told_until_it_is_confirmed(node):
+    assert node.run(rails=RAILS, _ansible_check_mode=True)["pending"] is False
+    assert node.run(rails=RAILS)["pending"] is True
+    again = node.run(rails=RAILS)  # nothing to change, and yet the timer would take the change back
+    assert (again["changed"], again["pending"]) == (False, True)
+    node.run(state="confirmed", rails=RAILS)
+    assert node.run(rails=RAILS)["pending"] is False
 
 
 def test_a_change_that_was_taken_back_meanwhile_is_not_confirmed(node):
@@ -210,9 +224,10 @@ def test_the_return_program_puts_back_what_was_there(node, before):
     ]
 
 
-def test_what_netplan_rejects_is_not_written(node):
+@pytest.mark.parametrize("check", [False, True])
+def test_what_netplan_rejects_is_not_written(node, check):
     node.fail = "netplan generate"
-    found = node.run(rails=RAILS)
+    found = node.run(rails=RAILS, _ansible_check_mode=check)
     assert [refusal["id"] for refusal in found["refusals"]] == ["fabric.netplan_invalid"] and "it is wrong" in found["msg"]
     assert not node.file.exists() and not (node.root / "backup").exists()
 
