@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import ipaddress
 import re
 import shlex
@@ -81,13 +82,25 @@ def default_route_interfaces(text: str) -> set[str]:
     return {row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"}
 
 
-def foreign_files(texts: t.Mapping[str, str], own: str, interfaces: t.Iterable[str]) -> list[str]:
-    """Files other than ours that configure one of the interfaces, and why."""
+def names_interface(text: str, name: str, mac: str) -> bool:
+    """Whether a netplan file speaks of an interface: by its name, as NetworkManager's files do below ``match``, by a pattern, or by its hardware address."""
+    code = re.sub(r"(?m)(?:^|\s)#.*$|\blink[\"']?:\s*[^\s,}]+", "", text)  # a VLAN on top leaves the interface itself as it is
+    if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", code):
+        return True
+    patterns = re.findall(r"\bname[\"']?:\s*[\"']?([\w.*?\[\]!-]+)", code)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) or bool(mac) and mac.lower() in code.lower()
+
+
+def foreign_files(
+    texts: t.Mapping[str, str], own: str, interfaces: t.Iterable[str], links: t.Sequence[t.Mapping[str, t.Any]] = ()
+) -> list[str]:
+    """Files other than ours that configure one of the interfaces, and why. ``links`` (of ``ip -json address``) have the hardware addresses."""
+    macs = {link.get("ifname", ""): link.get("address", "") for link in links}
     found = []
     for name, text in sorted(texts.items()):
         if name == own:
             continue
-        hit = [interface for interface in sorted(interfaces) if re.search(rf"^\s*[\"']?{re.escape(interface)}[\"']?\s*:", text, re.MULTILINE)]
+        hit = [interface for interface in sorted(interfaces) if names_interface(text, interface, macs.get(interface, ""))]
         if NVIDIA_SYNC.match(name):
             found.append(f"{name} (NVIDIA Sync, which disables other netplan files)")
         elif hit:

@@ -183,14 +183,13 @@ class RailFile:
         params = self.module.params
         wanted = self.wanted()
         self.spare_default_route()
-        texts = self.texts()
-        foreign = foreign_files(texts, self.name, params["rails"])
+        texts, links = self.texts(), self.links()
+        foreign = foreign_files(texts, self.name, params["rails"], links)
         if foreign:
             self.refuse(
                 "fabric.netplan_foreign", f"also configured by {'; '.join(foreign)}", "one file for each interface",
                 "leave fabric_configure off and edit that file, or remove its part for these interfaces",
             )
-        links = self.links()
         absent = missing_interfaces(params["rails"], links)
         if absent:
             self.refuse("fabric.netplan_rail", f"no interface {', '.join(absent)}", "interfaces of this node", "correct fabric_rail_addresses of this node")

@@ -79,6 +79,26 @@ def test_files_of_others_are_recognised():
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        # What NetworkManager writes into /etc/netplan for each connection that was made with nmcli or by mouse.
+        ("network:\n  version: 2\n  ethernets:\n    NM-3c1e:\n      renderer: NetworkManager\n      match:\n        name: \"enp1s0f1np1\"\n", True),
+        ("network: {version: 2, ethernets: {enp1s0f1np1: {mtu: 1500}}}\n", True),
+        ("network:\n  ethernets:\n    cx7:\n      match: {name: 'enp1s0f*'}\n", True),
+        ('{"network": {"ethernets": {"cx7": {"match": {"name": "enp1s0f[01]*"}}}}}', True),
+        ("network:\n  ethernets:\n    cx7:\n      match:\n        macaddress: 3C:6D:66:0A:1B:13\n", True),
+        ("network:\n  bonds:\n    bond0:\n      interfaces: [enp1s0f1np1]\n", True),
+        ("network:\n  vlans:\n    enp1s0f1np1.100: {id: 100, link: enp1s0f1np1}\n", False),
+        ("network:\n  ethernets:\n    enP7s7: {dhcp4: true}  # not enp1s0f1np1\n", False),
+        ("network:\n  ethernets:\n    lan:\n      match: {name: 'enP7*'}\n", False),
+    ],
+)
+def test_whatever_way_a_file_speaks_of_an_interface(text, named):
+    links = [{"ifname": "enp1s0f1np1", "address": "3c:6d:66:0a:1b:13"}, {"ifname": "enP7s7", "address": "3c:6d:66:0a:1b:10"}]
+    assert _netplan.foreign_files({"50-x.yaml": text}, "90-own.yaml", ["enp1s0f1np1"], links) == (["50-x.yaml (enp1s0f1np1)"] if named else [])
+
+
 def test_rails_of_a_plan_are_its_rdma_rails():
     rails = [{"interface": "enp1s0f1np1", "address": "198.51.100.11", "prefix": 24, "hca": "rocep1s0f1"}] * 2
     plain = {"interface": "enP7s7", "address": "192.0.2.21", "prefix": 24, "hca": ""}
