@@ -52,15 +52,15 @@ class Topology(t.NamedTuple):
     direct: bool
 
 
-# The first row that fits what was found is the topology. Ranks beyond 64 are beyond any switch made for these machines.
+# The first row that fits what was found is the topology, or the one that the user names if it fits too: two ranks look alike over cables
+# and behind a switch. Ranks beyond 64 are beyond any switch made for these machines.
 TOPOLOGIES = (
     Topology("pair", (2, 2), True, (1, 1), True, True),
     Topology("dual_rail", (2, 2), True, (2, 8), True, True),
-    Topology("switch", (3, 64), True, (1, 8), True, False),
+    Topology("switch", (2, 64), True, (1, 8), True, False),
     Topology("ring", (3, 3), False, (1, 1), True, True),
     Topology("open_ring", (4, 64), False, (1, 1), False, True),
 )
-TOPOLOGY_NAMES = ("auto", *(row.name for row in TOPOLOGIES))
 
 
 class Rail(t.NamedTuple):
@@ -570,7 +570,7 @@ def all_share(nodes: t.Sequence[Node]) -> bool:
     return all(len(names) == len(nodes) for names in seen.values())
 
 
-def find_topology(nodes: t.Sequence[Node]) -> Record:
+def find_topology(nodes: t.Sequence[Node], wanted: str) -> Record:
     """Which row of TOPOLOGIES the rails have the shape of."""
     if len(nodes) == 1:
         return {"name": "solo", "links": []}
@@ -582,12 +582,13 @@ def find_topology(nodes: t.Sequence[Node]) -> Record:
     shared = all_share(nodes)
     neighbours = {node.name: len({rail.peer for rail in node.rails if rail.hca}) for node in nodes}
     links = [{"nodes": list(pair), "cables": len(ends)} for pair, ends in sorted(found.items())]
-    for row in TOPOLOGIES:
-        fits = row.ranks[0] <= len(nodes) <= row.ranks[1] and row.cables[0] <= most <= row.cables[1]
-        ring = row.complete or set(neighbours.values()) == {2}
-        if fits and ring and row.shared == shared and row.complete == complete:
-            return {"name": row.name, "links": links}
-    return {"name": "incomplete", "links": links}
+    fitting = [
+        row.name
+        for row in TOPOLOGIES
+        if row.ranks[0] <= len(nodes) <= row.ranks[1] and row.cables[0] <= most <= row.cables[1]
+        and (row.complete or set(neighbours.values()) == {2}) and row.shared == shared and row.complete == complete
+    ]  # fmt: skip
+    return {"name": wanted if wanted in fitting else next(iter(fitting), "incomplete"), "links": links}
 
 
 def check_topology(nodes: t.Sequence[Node], topology: Record, wanted: str) -> None:
@@ -701,7 +702,7 @@ def plan_fabric(
         choose_ports(node, peers)
     for node, peer in itertools.combinations(nodes, 2):
         lay_rails(node, peer)
-    shape = find_topology(nodes)
+    shape = find_topology(nodes, topology)
     # The next two compare nodes with each other, and would only repeat in other words what is already refused.
     if not any(node.refusals for node in nodes):
         check_common_rails(nodes)

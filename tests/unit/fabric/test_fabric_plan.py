@@ -433,13 +433,18 @@ def test_a_cable_that_is_missing_in_a_ring_is_named(tmp_path):
     assert "no path for spark-1 - spark-3" in found.refusals[0].found
 
 
+def test_a_pair_behind_a_switch_is_one_where_its_owner_says_so(tmp_path):
+    found = plan(seed_pair(tmp_path), topology="switch")
+    assert found.refusals == [] and found.topology["name"] == "switch"
+
+
 def test_a_declared_topology_is_compared_with_what_is_there(tmp_path):
     found = plan(seed_pair(tmp_path), topology="dual_rail")
     assert ids(found) == [("spark-1", "fabric.topology")]
     assert "pair (spark-1 - spark-2)" in found.refusals[0].found
 
 
-@pytest.mark.parametrize(("topology", "refused"), [("auto", False), ("pair", True)])
+@pytest.mark.parametrize(("topology", "refused"), [("auto", False), ("pair", True), ("switch", False)])
 def test_crossed_halves_are_named_and_refused_where_the_cable_is_direct(tmp_path, topology, refused):
     machines = {
         "spark-1": spark(tmp_path / "1", {1: ("198.51.100.11/24", "203.0.113.11/24")}),
