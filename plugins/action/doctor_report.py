@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import typing as t
 
 from ansible.plugins.action import ActionBase
@@ -16,6 +17,21 @@ from ansible_collections.sparkops.inference.plugins.plugin_utils._fabric_group i
 from ansible_collections.sparkops.inference.plugins.plugin_utils._inventory_values import plain
 
 display = Display()
+
+# What the role's tasks register, none of which may fail before the report.
+LOOKS = {"__doctor_opened": "the meeting port", "__doctor_probed": "the rails", "__doctor_read": "the health of the machine"}
+MESSAGE_LENGTH = 300
+
+
+def unanswered(hostvars: t.Mapping[str, t.Mapping[str, t.Any]], names: t.Iterable[str]) -> list[Refusal]:
+    """A refusal for each look that ended without an answer: what was not seen is not well."""
+    refusals = []
+    for name, (variable, thing) in itertools.product(names, LOOKS.items()):
+        found = (hostvars[name].get(variable) or {}) if name in hostvars else {}
+        if found.get("msg") and not found.get("refusals") and not found.get("skipped"):
+            step = "mend the connection" if found.get("unreachable") else "run the play with -vvv to see why"
+            refusals.append(Refusal("doctor.unread", name, thing, str(found["msg"]).strip()[:MESSAGE_LENGTH], "an answer", step))
+    return refusals
 
 
 class ActionModule(ActionBase):
@@ -33,6 +49,7 @@ class ActionModule(ActionBase):
         readings = registered(hostvars, names, "__doctor_read", "health")
         tests = [registered(hostvars, names, result, "refusals") for result in ("__doctor_opened", "__doctor_probed")]
         refusals = [*unread(names, facts, hostvars), *(Refusal(**entry) for test in tests for entries in test.values() for entry in entries)]
+        refusals += unanswered(hostvars, facts)
         notices: dict[str, list[str]] = {name: [] for name in names}
         chosen: dict[str, t.Any] = {}
         table: list[dict[str, t.Any]] = []

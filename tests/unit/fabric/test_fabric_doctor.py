@@ -270,3 +270,20 @@ def test_a_node_that_was_not_read_is_wrong_and_the_other_is_still_judged(hostvar
     assert [(refusal["id"], refusal["node"]) for refusal in found["refusals"]] == [("fabric.unread", "spark-2")]
     assert "found no route to host" in "\n".join(found["report"])
     assert "the journal is not kept" in found["notices"]["spark-1"][0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "found", "wrong"),
+    [
+        ("__doctor_read", {"failed": False, "msg": "Missing sudo password"}, True),
+        ("__doctor_read", {"unreachable": True, "msg": "timed out"}, True),
+        ("__doctor_probed", {"failed": False, "msg": "MODULE FAILURE", "exception": "(traceback unavailable)"}, True),
+        ("__doctor_opened", {"skipped": True, "msg": "no"}, False),
+        ("__doctor_probed", {"rails": [], "notices": []}, False),
+    ],
+)
+def test_a_look_without_an_answer_is_wrong(hostvars, variable, found, wrong):
+    hostvars["spark-2"][variable] = {"changed": False, **found}
+    done = report(hostvars)
+    assert [(refusal["id"], refusal["node"]) for refusal in done["refusals"]] == ([("doctor.unread", "spark-2")] if wrong else [])
+    assert done.get("failed", False) is wrong and (not wrong or found["msg"] in "\n".join(done["report"]))
