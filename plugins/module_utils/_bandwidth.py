@@ -61,10 +61,15 @@ def latency_command(rail: t.Mapping[str, t.Any], gid_index: int, port: int, rail
     return [*common_words("ib_write_lat", rail, gid_index, port + LATENCY_PORTS, rails), "-n", str(LATENCY_ROUNDS), *([peer] if peer else [])]
 
 
-def numbered(rails: t.Sequence[t.Mapping[str, t.Any]], head: str, head_side: bool, rank: int) -> list[tuple[int, t.Mapping[str, t.Any]]]:
-    """The rails between the head and the worker of a rank with a port for each, in an order that both sides see alike."""
-    chosen = [rail for rail in rails if rail["hca"] and (head_side or rail["peer"] == head)]
-    chosen.sort(key=lambda rail: rail["address"] if head_side else rail["peer_address"])
+def turns(rails: int, ranks: int) -> int:
+    """How many rails a group has where every rank has as many: they take turns."""
+    return -(-rails * ranks // 2)
+
+
+def numbered(rails: t.Sequence[t.Mapping[str, t.Any]], peer: str, serving: bool, rank: int) -> list[tuple[int, t.Mapping[str, t.Any]]]:
+    """The rails to one peer with a port for each, in an order that both sides see alike; ``rank`` is the later one's, which measures."""
+    chosen = [rail for rail in rails if rail["hca"] and rail["peer"] == peer]
+    chosen.sort(key=lambda rail: rail["address"] if serving else rail["peer_address"])
     return [(BASE_PORT + rank * PORTS_PER_RANK + place, rail) for place, rail in enumerate(chosen)]
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: fabric_bandwidth
-short_description: Measure the RDMA bandwidth and latency of the rails between the head and a worker
+short_description: Measure the RDMA bandwidth and latency of the rails between ranks
 version_added: 0.1.0
 description:
-  - Runs C(ib_write_bw) of perftest for three seconds and C(ib_write_lat) on each rail, one after the other. The head serves, the workers measure.
+  - Runs C(ib_write_bw) of perftest for three seconds and C(ib_write_lat) on each rail, one after the other.
+  - Of two ranks the earlier one serves and the later one measures.
   - It needs the package perftest on the nodes, and half a MiB of memory for each rail, less where little is available.
 author:
   - The sparkops.inference authors (@sparkops)
@@ -26,7 +27,7 @@ attributes:
     description: Nothing is changed.
 options:
   state:
-    description: V(serving) on the head, V(measured) on a worker.
+    description: V(serving) on every rank but the last, V(measured) after that on every rank but the first, one at a time.
     type: str
     choices: [serving, measured]
     required: true
@@ -125,15 +126,13 @@ def start(command: t.Sequence[str]) -> None:
 
 
 def serve(module: AnsibleModule) -> dict[str, t.Any]:
-    head, *workers = module.params["nodes"]
-    size = _bandwidth.message_bytes(module.params["available_kib"])
-    count = len(module.params["fabric"]["rails"])
-    for rank, worker in enumerate(workers, start=1):
-        rails = [rail for rail in module.params["fabric"]["rails"] if rail["peer"] == worker]
-        for port, rail in _bandwidth.numbered(rails, head, True, rank):
+    node, nodes, rails = module.params["node"], module.params["nodes"], module.params["fabric"]["rails"]
+    size, turns = _bandwidth.message_bytes(module.params["available_kib"]), _bandwidth.turns(len(rails), len(nodes))
+    for rank in range(nodes.index(node) + 1, len(nodes)):
+        for port, rail in _bandwidth.numbered(rails, nodes[rank], True, rank):
             index = gid_index(module, rail)
-            start(_bandwidth.bandwidth_command(rail, index, port, size, count))
-            start(_bandwidth.latency_command(rail, index, port, count))
+            start(_bandwidth.bandwidth_command(rail, index, port, size, turns))
+            start(_bandwidth.latency_command(rail, index, port, turns))
     return {}
 
 
@@ -148,13 +147,12 @@ def run_client(module: AnsibleModule, command: t.Sequence[str]) -> tuple[int, st
 
 
 def measure(module: AnsibleModule) -> dict[str, t.Any]:
-    node, nodes = module.params["node"], module.params["nodes"]
+    node, nodes, rails = module.params["node"], module.params["nodes"], module.params["fabric"]["rails"]
     found, refusals, notices = [], [], []
-    size = _bandwidth.message_bytes(module.params["available_kib"])
-    numbered = _bandwidth.numbered(module.params["fabric"]["rails"], nodes[0], False, nodes.index(node))
-    for port, rail in numbered:
+    size, turns, rank = _bandwidth.message_bytes(module.params["available_kib"]), _bandwidth.turns(len(rails), len(nodes)), nodes.index(node)
+    for port, rail in (entry for earlier in nodes[:rank] for entry in _bandwidth.numbered(rails, earlier, False, rank)):
         index, peer = gid_index(module, rail), rail["peer_address"]
-        code, out, err = run_client(module, _bandwidth.bandwidth_command(rail, index, port, size, len(numbered), peer))
+        code, out, err = run_client(module, _bandwidth.bandwidth_command(rail, index, port, size, turns, peer))
         gbits = _bandwidth.parse(out) if code == 0 else None
         if gbits is None:
             thing = f"ib_write_bw over {rail['hca']} to {rail['peer']}"
@@ -163,7 +161,7 @@ def measure(module: AnsibleModule) -> dict[str, t.Any]:
             continue
         word = _bandwidth.verdict(gbits, Tree(module.params["sys_root"]).text("class/infiniband", rail["hca"].partition(":")[0], "hca_type") or "")
         # Only a figure to look at: nothing is judged by it, so a failure is none of the rail.
-        latency = _bandwidth.parse_latency(run_client(module, _bandwidth.latency_command(rail, index, port, len(numbered), peer))[1])
+        latency = _bandwidth.parse_latency(run_client(module, _bandwidth.latency_command(rail, index, port, turns, peer))[1])
         found.append({"hca": rail["hca"], "peer": rail["peer"], "gbits": gbits, "verdict": word, "latency_us": latency})
         refusal = _bandwidth.judge(node, rail, gbits, word, module.params["floor"])
         refusals += [refusal] if refusal else []

@@ -15,7 +15,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils import _bandwid
 from ansible_collections.sparkops.inference.plugins.module_utils._fabric import plan_fabric
 from ansible_collections.sparkops.inference.plugins.modules import fabric_bandwidth
 
-from fabric_trees import DATA, SEED_ADDRESSES, put, seed_pair
+from fabric_trees import DATA, SEED_ADDRESSES, put, seed_pair, spark
 
 NODES = ["spark-1", "spark-2"]
 OUTPUTS = {name: (DATA / f"ib_write_bw_{name}.txt").read_text(encoding="utf-8") for name in ("good", "twin_rows", "degraded")}
@@ -54,10 +54,37 @@ def test_latency_parses():
 
 
 def test_both_sides_number_the_rails_alike(fabric):
-    head = _bandwidth.numbered(fabric["spark-1"]["rails"], "spark-1", True, 1)
+    head = _bandwidth.numbered(fabric["spark-1"]["rails"], "spark-2", True, 1)
     worker = _bandwidth.numbered(fabric["spark-2"]["rails"], "spark-1", False, 1)
     assert [(port, rail["hca"], rail["peer_hca"]) for port, rail in head] == [(port, rail["peer_hca"], rail["hca"]) for port, rail in worker]
     assert [port for port, dummy in head] == [18531, 18532]
+
+
+@pytest.fixture(name="ring")
+def fixture_ring(tmp_path):
+    """Three ranks, each cabled to both others; they meet on the LAN."""
+    machines = {}
+    for rank in range(3):
+        before = (rank - 1) % 3
+        ports = {0: (f"10.{rank}.0.1/24", f"10.{rank}.1.1/24"), 1: (f"10.{before}.0.2/24", f"10.{before}.1.2/24")}
+        machines[f"spark-{rank + 1}"] = spark(tmp_path / str(rank), ports).interface("enP7s7", f"192.0.2.{21 + rank}/24", mtu=1500)
+    facts = {name: machine.facts() for name, machine in machines.items()}
+    return plan_fabric(list(facts), facts, {name: f"192.0.2.{21 + rank}" for rank, name in enumerate(facts)}).nodes
+
+
+def test_each_rail_of_a_ring_is_measured_once(monkeypatch, capsys, tmp_path, ring):
+    """(host that listens, port) of both sides, for bandwidth: those between two workers, too."""
+    served, asked = {}, {}
+    holders = {rail["address"]: name for name, entry in ring.items() for rail in entry["rails"]}
+    for name in ring:
+        calls, dummy = run(monkeypatch, capsys, tmp_path, ring, [], state="serving", node=name, nodes=list(ring))
+        served[name] = {command[command.index("-p") + 1] for command in calls if "ib_write_bw" in command}
+        calls, dummy = run(monkeypatch, capsys, tmp_path, ring, [(0, OUTPUTS["good"], "")], state="measured", node=name, nodes=list(ring))
+        for command in calls:
+            asked.setdefault(holders[command[-1]], set()).add(command[command.index("-p") + 1])
+        assert all(command[2] == "120" for command in calls)  # six rails take their turns
+    assert served == {"spark-1": {"18531", "18532", "18547", "18548"}, "spark-2": {"18547", "18548"}, "spark-3": set()}
+    assert asked == {name: ports for name, ports in served.items() if ports}
 
 
 def test_commands_to_the_letter(fabric):
