@@ -55,8 +55,8 @@ def ping_command(interface: str, address: str, mtu: int | None) -> list[str]:
 
 
 def judge_rail(node: str, rail: t.Mapping[str, t.Any], large: bool, small: bool, detail: str) -> Refusal | None:
-    """What two pings say about a rail."""
-    if large:
+    """What two pings say about a rail. Without a known MTU there is no full size to ask for."""
+    if large or (small and not rail.get("mtu")):
         return None
     way = f"rail {rail['interface']} to {rail['peer_interface']} of {rail['peer']} ({rail['peer_address']})"
     if small:

@@ -44,6 +44,12 @@ def test_rail_verdicts(large, small, wanted):
         assert "rail enp1s0f0np0 to enp1s0f1np1 of spark-1 (198.51.100.11)" in refusal.text and "mtu=1500" in refusal.text
 
 
+@pytest.mark.parametrize(("small", "wanted"), [(True, None), (False, "fabric.rail_silent")])
+def test_a_rail_of_unknown_mtu_is_only_tested_for_an_answer(small, wanted):
+    refusal = _probe.judge_rail("spark-2", {**RAIL, "mtu": None}, False, small, "MTU unknown")
+    assert (refusal.id if refusal else None) == wanted
+
+
 @pytest.mark.parametrize(
     ("number", "state"),
     [
