@@ -27,11 +27,6 @@ _PROFILES = {
 }
 
 
-def docker_run(spec: t.Mapping[str, t.Any]) -> str:
-    """The docker command of a rank spec, for reading."""
-    return _plan_text.command_text(_plan_text.docker_run(plain(spec)))
-
-
 def settings_lines(plan: t.Mapping[str, t.Any]) -> list[str]:
     """Each effective setting of a plan with the class of its origin."""
     return _plan_text.settings_lines(plain(plan))
@@ -120,7 +115,6 @@ class FilterModule:
 
     def filters(self) -> dict[str, t.Callable[..., t.Any]]:
         return {
-            "docker_run": docker_run,
             "settings_lines": settings_lines,
             "spec_changes": spec_changes,
             "launcher_env": launcher_env,

@@ -121,19 +121,6 @@ def from_inspect(document: t.Mapping[str, t.Any], recorded: t.Iterable[str] = ()
     )
 
 
-def from_config(config: t.Mapping[str, t.Any], image_id: str, digests: t.Iterable[str] = ()) -> Image:
-    """From the config blob that a registry or an archive holds."""
-    return Image(
-        id=image_id,
-        os=config.get("os") or "linux",
-        architecture=normal_architecture(config.get("architecture") or ""),
-        layers=tuple((config.get("rootfs") or {}).get("diff_ids") or ()),
-        config=_behaviour(config.get("config") or {}),
-        digests=frozenset(digests),
-        labels=dict((config.get("config") or {}).get("Labels") or {}),
-    )
-
-
 def normal_architecture(name: str) -> str:
     return _ARCHITECTURES.get(name, name)
 
@@ -189,14 +176,6 @@ def compare(source: t.Mapping[str, t.Any], target: t.Mapping[str, t.Any]) -> Com
     if source["digests"] and target["digests"]:
         return Comparison(False, "digest")
     return Comparison(True, "content")
-
-
-def chain_ids(layers: t.Sequence[str]) -> list[str]:
-    """The chain id up to each layer: the name under which the classic store keeps it (OCI image spec, "Layer ChainID")."""
-    chains: list[str] = []
-    for layer in layers:
-        chains.append(layer if not chains else "sha256:" + hashlib.sha256(f"{chains[-1]} {layer}".encode()).hexdigest())
-    return chains
 
 
 def present_prefix(layers: t.Sequence[str], held: t.Iterable[t.Sequence[str]]) -> int:

@@ -15,12 +15,19 @@ import tarfile
 import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils._image_export import legacy_name
-from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import chain_ids
 from fake_docker import FakeDocker
 
 
 def sha256(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def chain_ids(layers: t.Sequence[str]) -> list[str]:
+    """The chain id up to each layer: the name under which the classic store keeps it (OCI image spec, "Layer ChainID")."""
+    chains: list[str] = []
+    for layer in layers:
+        chains.append(layer if not chains else "sha256:" + hashlib.sha256(f"{chains[-1]} {layer}".encode()).hexdigest())
+    return chains
 
 
 class EngineImage:

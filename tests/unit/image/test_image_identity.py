@@ -4,13 +4,10 @@
 
 from __future__ import annotations
 
-import hashlib
 
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import (
-    chain_ids,
     compare,
-    from_config,
     from_inspect,
     normal_architecture,
     parse_reference,
@@ -67,16 +64,6 @@ def test_what_changes_no_container_is_not(nothing):
     assert from_inspect(document(config=nothing)).identity == from_inspect(OVERLAY2).identity
 
 
-def test_identity_of_a_registry_config_is_that_of_the_engine():
-    config = {
-        "architecture": "arm64",
-        "os": "linux",
-        "config": {key: value for key, value in OVERLAY2["Config"].items() if value is not None},
-        "rootfs": {"type": "layers", "diff_ids": LAYERS},
-    }
-    assert from_config(config, "sha256:0").identity == from_inspect(OVERLAY2).identity
-
-
 def test_names_of_architectures():
     assert [normal_architecture(name) for name in ("aarch64", "x86_64", "arm64", "riscv64")] == ["arm64", "amd64", "arm64", "riscv64"]
 
@@ -102,12 +89,6 @@ def test_references(text, name, tag, digest, registry):
 def test_what_is_no_reference(text):
     with pytest.raises(ValueError):
         parse_reference(text)
-
-
-def test_chain_ids_are_those_of_the_image_specification():
-    first, second = chain_ids(LAYERS)
-    assert first == LAYERS[0]
-    assert second == "sha256:" + hashlib.sha256(f"{LAYERS[0]} {LAYERS[1]}".encode()).hexdigest()
 
 
 @pytest.mark.parametrize(

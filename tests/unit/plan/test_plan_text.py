@@ -26,7 +26,7 @@ AWKWARD = ["two words", "it's", '"', "$HOME", "%d", "{{ x }}", "ü", "", "-x\n"]
 
 def test_the_printed_command_is_the_command() -> None:
     (spec, _worker) = specs(planned("lab_tiny", serve_extra_arguments=AWKWARD))
-    text = filters.docker_run(spec)
+    text = _plan_text.command_text(_plan_text.docker_run(spec))
     assert shlex.split(text.replace("\\\n", "")) == _plan_text.docker_run(spec)
     # A shell reads it the same way.
     show = [sys.executable, "-c", "import json,sys; print(json.dumps(sys.argv[1:]))"]
