@@ -59,7 +59,7 @@ class StartWatch:
             self.misses[number] = 0
             container = answer.get("container")
             if container is None or (not container["running"] and answer.get("started_id") == answer.get("wanted", {}).get("id")):
-                return {"verdict": "dead", "rank": number, "reason": death_of(number, container)}
+                return {"verdict": "dead", "rank": number, "reason": death_of(number, container, answer.get("error"))}
         if health == 200:
             return {"verdict": "healthy", "rank": "0", "reason": ""}
         moved = [answer["progress"]["last_progress"] - skew(answer, now) for answer in ranks.values() if answer.get("progress")]
@@ -73,9 +73,9 @@ def skew(answer: t.Mapping[str, t.Any], now: float) -> float:
     return answer["time"] + answer.get("age", 0) - now
 
 
-def death_of(number: str, container: t.Mapping[str, t.Any] | None) -> str:
+def death_of(number: str, container: t.Mapping[str, t.Any] | None, error: str | None) -> str:
     if container is None:
-        return f"rank {number} has no container any more"
+        return f"rank {number} has no container any more" + (f": {error}" if error else "")
     memory = ", killed for lack of memory" if container.get("oom_killed") else ""
     return f"rank {number} ended with exit code {container['exit_code']}{memory} while it was wanted"
 

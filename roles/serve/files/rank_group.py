@@ -66,7 +66,7 @@ def local_order(paths, action, seconds, **more):
         state = local_state(paths)
         if state["service"] == "alive":
             # A memory guard may have given an order of its own since.
-            if action == "run" and state["started_id"] == order["id"]:
+            if action == "run" and state["started_id"] == order["id"] and state["looked"]:
                 return state
             running = bool(state["container"]) and state["container"]["running"]
             if action == "stop" and state["wanted"]["id"] == order["id"] and not running:
@@ -159,11 +159,11 @@ class Group:
         """Workers first: rank 0 opens the rendezvous only once everyone it waits for is there."""
         if by == "play" and os.path.exists(self.paths.restarts):
             os.unlink(self.paths.restarts)  # a person looked at it: the keeper may try again
-        answers = self.ask_all(self.workers, "start", 60)
+        answers = self.ask_all(self.workers, "start", 75)
         if any(answer.get("error") for answer in answers.values()):
             return answers
         self._record(by, answers)  # before rank 0 runs, so that it never takes a verdict on an earlier start for one on this
-        answers.update(self.ask_all([peer for peer in self.rank["peers"] if peer["rank"] == self.rank["rank"]], "start", 60))
+        answers.update(self.ask_all([peer for peer in self.rank["peers"] if peer["rank"] == self.rank["rank"]], "start", 75))
         self._record(by, answers)
         return answers
 

@@ -30,6 +30,8 @@ POLL_SECONDS = 1.0
 # Between the polite and the hard signal when memory runs out. It may fall by a GiB in a second.
 GUARD_GRACE_SECONDS = 0.3
 SOURCE_SECONDS = 5.0
+# For an answer of the engine to a look, and until an engine without one counts as gone with its container. A start may take longer.
+LOOK_SECONDS, ENGINE_PATIENCE_SECONDS, START_SECONDS = 3.0, 30.0, 60.0
 # Bytes to or from disks between two looks that count as work; a little is written by any process that only waits.
 LEAST_MOVED = 1 << 20
 # With locked memory each thread's stack is held; nothing here recurses.
@@ -57,20 +59,21 @@ class Docker:
 
     def __init__(self, socket_path):
         self.socket_path = socket_path
-        self.api = DockerApi(socket_path, timeout=10)
+        # Shorter than what makes a heartbeat stale: an engine that is busy is no rank that is gone.
+        self.api = DockerApi(socket_path, timeout=LOOK_SECONDS)
 
     def inspect(self, name):
         return self.api.inspect_container(name)
 
     def start(self, name):
         """An empty text, or what the engine said against it."""
-        return self._post(self.api, f"/containers/{name}/start", None)
+        return self._post(DockerApi(self.socket_path, timeout=START_SECONDS), f"/containers/{name}/start", None)
 
     def stop(self, name, seconds):
         return self._post(DockerApi(self.socket_path, timeout=seconds + 60), f"/containers/{name}/stop", {"t": int(seconds)})
 
     def kill(self, name, signal_name):
-        return self._post(self.api, f"/containers/{name}/kill", {"signal": signal_name})
+        return self._post(DockerApi(self.socket_path, timeout=10), f"/containers/{name}/kill", {"signal": signal_name})
 
     @staticmethod
     def _post(api, path, query):
@@ -238,9 +241,10 @@ class Service:
         self.container = None
         self.watcher = None
         self.done_start_id = None
-        self.stopping = None
+        self.starting = self.stopping = None
         self.ending = threading.Lock()
-        self.error = ""
+        self.error = ""  # of the last start or stop
+        self.look_error, self.looked_at = "", 0.0
         self.cpu_at = self.held_at = 0.0
         self.held = ""
         self.wanted = {"action": "stop", "id": ""}
@@ -261,12 +265,8 @@ class Service:
         container = None
         if self.rank:
             self.docker = Docker(self.rank["docker_socket"])
-            try:
-                container = self.docker.inspect(self.rank["container"])
-                container = self.act(self.wanted, container)
-                self.error = self.error if self.wanted["action"] == "run" else ""
-            except DockerError as exc:
-                self.error = str(exc)
+            container = self.look()
+            self.error = self.error if self.wanted["action"] == "run" else ""
         self.container = container
         self.ready = is_ready(self.paths, self.wanted)
         self.watch(container)
@@ -274,17 +274,29 @@ class Service:
         self.beat(self.wanted, container, lacking)
         notify(f"STATUS={self.status(container, lacking)}")
 
+    def look(self):
+        """The container as the engine has it. An engine that is busy for a while changes nothing of what is known."""
+        try:
+            container = self.act(self.wanted, self.docker.inspect(self.rank["container"]))
+        except DockerError as exc:
+            self.look_error = str(exc)
+            return self.container if time.monotonic() - self.looked_at < ENGINE_PATIENCE_SECONDS else None
+        self.look_error, self.looked_at = "", time.monotonic()
+        return container
+
     def act(self, wanted, container):
         """Start a wanted rank once per request, and stop an unwanted one. A rank that died stays dead: the group decides."""
         name = self.rank["container"]
         running = bool(container) and container["State"]["Running"]
-        if wanted["action"] == "run" and wanted["id"] != self.done_start_id:
-            self.done_start_id = wanted["id"]
+        if wanted["action"] == "run" and wanted["id"] != self.done_start_id and self.starting is None:
             if container and started_since(container, wanted.get("at", 0)):
+                self.done_start_id = wanted["id"]
                 return container  # carried out before this service was restarted; if the rank has died since, it stays dead
             self.guard.tripped = None
-            self.error = self.start(name, container)
-            return self.docker.inspect(name)
+            starting = self.starting = threading.Thread(target=self._start, args=(name, container, wanted["id"]), daemon=True)
+            starting.start()
+            starting.join(2.0)  # mostly it takes no longer; heartbeats go on where it does
+            return container if starting.is_alive() else self.docker.inspect(name)
         if wanted["action"] == "stop" and running:
             if wanted.get("now"):
                 self.end_now(container)
@@ -305,6 +317,11 @@ class Service:
             self.sources.record(self.rank, container["Id"])
         return error
 
+    def _start(self, name, container, order):
+        self.error = self.start(name, container)
+        self.done_start_id = order
+        self.starting = None
+
     def _stop(self, name, seconds):
         error = self.docker.stop(name, seconds)
         if error:
@@ -323,7 +340,7 @@ class Service:
             try:
                 self.watcher.note_work(self.docker.work(container["Id"]))
             except DockerError as exc:
-                self.error = str(exc)
+                self.look_error = str(exc)
 
     def lacking(self, container):
         """What this node lacks for a start; never asked while the rank runs."""
@@ -354,7 +371,8 @@ class Service:
             "wanted": {name: wanted[name] for name in ("action", "id", "at", "by") if name in wanted},
             "started_id": self.done_start_id,
             "ready": self.ready,
-            "error": self.error,
+            "error": self.error or self.look_error,
+            "looked": not self.look_error,
             "lacking": lacking,
             "container": summary(container),
             "memory": memory(self.guard),
@@ -374,7 +392,7 @@ class Service:
             return "no rank yet"
         state = (container or {}).get("State")
         own = "no container" if state is None else "runs" if state["Running"] else f"{state['Status']} with code {state['ExitCode']}"
-        parts = [f"rank {self.rank['rank']} {own}", self.error, *lacking]
+        parts = [f"rank {self.rank['rank']} {own}", self.error, self.look_error, *lacking]
         if self.guard.tripped:
             parts.append(self.guard.tripped["reason"])
         if self.rank["rank"] == 0:

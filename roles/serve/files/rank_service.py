@@ -36,7 +36,7 @@ def answer_to(verb, paths, tail):
     if verb == "ready":
         return mark_ready(paths)
     if verb == "start":
-        return local_order(paths, "run", 60)
+        return local_order(paths, "run", 75)
     if verb == "stop":
         return local_order(paths, "stop", rank["stop_timeout"] + 15)
     if verb == "stop-now":

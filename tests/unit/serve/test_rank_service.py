@@ -49,6 +49,7 @@ class Engine:
         self.exists, self.running, self.code, self.calls, self.log = True, False, 0, [], []
         self.started_at = "0001-01-01T00:00:00Z"
         self.queries = []
+        self.start_seconds = self.look_seconds = 0.0  # how long an answer takes
 
     def document(self):
         return {
@@ -92,11 +93,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if "/stats" in self.path:
             self.reply(200, {"cpu_stats": {"cpu_usage": {"total_usage": int(time.time() * 1e9)}}, "blkio_stats": {"io_service_bytes_recursive": IO}})
             return
+        time.sleep(self.engine.look_seconds)
         self.reply(200, self.engine.document()) if self.engine.exists else self.reply(404, {"message": "no such container"})
 
     def do_POST(self):
         act = self.path.partition("?")[0].rsplit("/", 1)[1]
         self.engine.calls.append(f"{act} {self.path.partition('signal=')[2]}".strip())
+        time.sleep(self.engine.start_seconds if act == "start" else 0)
         self.engine.running = act == "start" or "SIGTERM" in self.path
         if act == "start":
             self.engine.started_at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
@@ -163,6 +166,37 @@ def test_an_unwanted_rank_is_stopped(state_dir, engine):
     while engine.running and time.time() < until:
         time.sleep(0.02)
     assert engine.calls == ["stop"] and not engine.running
+
+
+def test_a_start_that_takes_long_keeps_the_heartbeat_and_is_done_once(state_dir, engine):
+    one = node.Service(state_dir)
+    order(state_dir, "run")
+    engine.start_seconds = 3.0
+    one.step()
+    first = beat(state_dir)
+    assert first["started_id"] is None and first["error"] == "" and first["container"]["running"] is False
+    one.step()
+    assert engine.calls == ["start"]
+    one.starting.join(5)
+    one.step()
+    assert engine.calls == ["start"] and beat(state_dir)["started_id"] == "1" and beat(state_dir)["container"]["running"]
+
+
+def test_an_engine_that_is_busy_takes_no_rank_away(state_dir, engine, monkeypatch):
+    monkeypatch.setattr(node, "LOOK_SECONDS", 0.2)
+    one = node.Service(state_dir)
+    order(state_dir, "run")
+    one.step()
+    engine.look_seconds = 0.6
+    one.step()
+    busy = beat(state_dir)
+    assert busy["container"]["running"] and not busy["looked"] and "did not answer" in busy["error"]
+    monkeypatch.setattr(node, "ENGINE_PATIENCE_SECONDS", 0.0)
+    one.step()
+    assert beat(state_dir)["container"] is None
+    engine.look_seconds = 0.0
+    one.step()
+    assert beat(state_dir)["container"]["running"] and beat(state_dir)["looked"] and beat(state_dir)["error"] == ""
 
 
 def test_a_start_without_a_container_says_so(state_dir, engine):
