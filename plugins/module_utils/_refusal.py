@@ -43,3 +43,8 @@ def format_refusals(refusals: t.Sequence[Refusal]) -> str:
     lines = [f"{len(refusals)} problems, nothing was changed:"]
     lines.extend(f"  {number}. {refusal.text}" for number, refusal in enumerate(refusals, start=1))
     return "\n".join(lines)
+
+
+def fail(module: t.Any, refusals: t.Sequence[Refusal], **results: t.Any) -> t.NoReturn:
+    """End a module (AnsibleModule) with these refusals, beside what it has found."""
+    module.fail_json(msg=format_refusals(refusals), refusals=[refusal.as_dict() for refusal in refusals], **results)

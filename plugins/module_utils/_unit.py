@@ -29,7 +29,7 @@ import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils import _detached
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import write_json
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 if t.TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
@@ -448,7 +448,7 @@ class LongModule:
         return Refusal(f"{self.area}.{name}", self.node, thing, found, wanted, next_step)
 
     def fail(self, refusals: t.Sequence[Refusal]) -> t.NoReturn:
-        self.module.fail_json(msg=format_refusals(refusals), refusals=[item.as_dict() for item in refusals])
+        fail(self.module, refusals)
 
     def begin(self, request: dict[str, t.Any], secret: str | None = None) -> str:
         with identity(self.user):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 if t.TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
@@ -25,7 +25,7 @@ class Zfs:
         self.zfs = module.get_bin_path("zfs", required=True, opt_dirs=["/usr/sbin", "/sbin"])
 
     def fail(self, *refusals: Refusal) -> t.NoReturn:
-        self.module.fail_json(msg=format_refusals(refusals), refusals=[item.as_dict() for item in refusals])
+        fail(self.module, refusals)
 
     def refuse(self, name: str, thing: str, found: str, wanted: str, next_step: str) -> t.NoReturn:
         self.fail(Refusal(f"sync.{name}", self.node, thing, found, wanted, next_step))

@@ -88,12 +88,8 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _bandwidth
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 from ansible_collections.sparkops.inference.plugins.module_utils._sysfs import Tree
-
-
-def fail(module: AnsibleModule, refusals: t.Sequence[Refusal], **results: t.Any) -> t.NoReturn:
-    module.fail_json(msg=format_refusals(refusals), refusals=[refusal.as_dict() for refusal in refusals], **results)
 
 
 def gid_index(module: AnsibleModule, rail: t.Mapping[str, t.Any]) -> int:

@@ -79,7 +79,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._fabric_facts import read_facts
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 # Whole commands, so that tests can compare them to the letter.
 ADDRESSES = ("ip", "-json", "-details", "address", "show")
@@ -100,7 +100,7 @@ def run_json(module: AnsibleModule, command: t.Sequence[str]) -> list[dict[str, 
             "fabric.ip_command", "", " ".join(command), f"exit code {code}, {(err or out).strip()[:200]!r}",
             "a JSON list", "install iproute2 on the node (Debian and Ubuntu: package iproute2)",
         )
-        module.fail_json(msg=format_refusals([refusal]), refusals=[refusal.as_dict()])
+        fail(module, [refusal])
     return [entry for entry in parsed if isinstance(entry, dict)]
 
 

@@ -120,7 +120,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._netplan import
     render,
     return_program,
 )
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 UNIT = "sparkops-fabric-return"
 RETURN_PROGRAM = "return.sh"
@@ -139,7 +139,7 @@ class RailFile:
 
     def refuse(self, kind: str, found: str, wanted: str, next_step: str) -> t.NoReturn:
         refusal = Refusal(kind, self.module.params["node"], self.path, found, wanted, next_step)
-        self.module.fail_json(msg=format_refusals([refusal]), refusals=[refusal.as_dict()])
+        fail(self.module, [refusal])
 
     def run(self, *command: str) -> None:
         code, out, err = self.module.run_command(list(command))

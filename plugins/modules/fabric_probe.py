@@ -104,11 +104,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._probe import (
     ping_command,
     serve,
 )
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
-
-
-def fail(module: AnsibleModule, refusals: t.Sequence[Refusal], **results: t.Any) -> t.NoReturn:
-    module.fail_json(msg=format_refusals(refusals), refusals=[refusal.as_dict() for refusal in refusals], **results)
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 
 def serve_in_background(listener: socket.socket, seconds: int) -> None:

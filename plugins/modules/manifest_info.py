@@ -79,7 +79,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _safetensors
 from ansible_collections.sparkops.inference.plugins.module_utils._limited import refuse_dead
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import Manifest
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import Artefact, look
 
 
@@ -120,7 +120,7 @@ def main() -> None:
     )
     dead = refuse_dead(module.params["node"], module.params["weights_root"])
     if dead:
-        module.fail_json(msg=format_refusals(dead), refusals=[item.as_dict() for item in dead], artefacts=[], complete=False)
+        fail(module, dead, artefacts=[], complete=False)
     artefacts = [info(item, module.params["weights_root"], module.params["headers"]) for item in module.params["artefacts"]]
     lacking = [item for item in artefacts if not item["complete"]]
     if lacking and module.params["required"]:
@@ -135,7 +135,7 @@ def main() -> None:
             )
             for item in lacking
         ]
-        module.fail_json(msg=format_refusals(refusals), refusals=[item.as_dict() for item in refusals], artefacts=artefacts, complete=False)
+        fail(module, refusals, artefacts=artefacts, complete=False)
     module.exit_json(changed=False, artefacts=artefacts, complete=not lacking)
 
 

@@ -208,7 +208,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils import _memory,
 from ansible_collections.sparkops.inference.plugins.module_utils._admission import Verdict, View, judge
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import boot_identity, read_json, write_json
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 from ansible_collections.sparkops.inference.plugins.module_utils._weight_budget import BudgetError, budget, table
 
 NVIDIA_QUERY = ["--query-compute-apps=pid,process_name,used_gpu_memory", "--format=csv,noheader"]
@@ -529,7 +529,7 @@ def main() -> None:
     refusals = [Refusal(node=module.params["node"], **lack._asdict()) for lack in headroom.lacks]
     result["lacks"] = [{**refusal.as_dict(), "text": refusal.text} for refusal in refusals]
     if refusals and module.params["refuse"]:
-        module.fail_json(msg=format_refusals(refusals), refusals=[refusal.as_dict() for refusal in refusals], **result)
+        fail(module, refusals, **result)
     module.exit_json(**result)
 
 

@@ -97,7 +97,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _mounts, _nfs_plan, _sockets
 from ansible_collections.sparkops.inference.plugins.module_utils._memory import read_text
 from ansible_collections.sparkops.inference.plugins.module_utils._nfs_plan import PORT, Export
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 SERVICE = "nfs-server.service"
 # A client tries again after at most half a lease (kernel, fs/nfs/nfs4renewd.c). With the usual 90 s and the grace period that follows,
@@ -155,7 +155,7 @@ class Server:
         self.exportfs = module.get_bin_path("exportfs", opt_dirs=["/usr/sbin", "/sbin"])
 
     def fail(self, refusals: t.Sequence[Refusal]) -> t.NoReturn:
-        self.module.fail_json(msg=format_refusals(refusals), refusals=[item.as_dict() for item in refusals])
+        fail(self.module, refusals)
 
     def run(self, *argv: str) -> str:
         rc, out, err = self.module.run_command(list(argv))

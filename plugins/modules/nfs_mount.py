@@ -110,7 +110,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _manifest, _mounts, _nfs_plan, _unit
 from ansible_collections.sparkops.inference.plugins.module_utils._mounts import Mount
 from ansible_collections.sparkops.inference.plugins.module_utils._nfs_plan import PORT, Step, Wanted
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 CONNECT_SECONDS = 5.0
 
@@ -141,7 +141,7 @@ class Client:
         return Refusal(f"sync.{name}", self.node, thing, found, wanted, next_step)
 
     def fail(self, refusals: t.Sequence[Refusal]) -> t.NoReturn:
-        self.module.fail_json(msg=format_refusals(refusals), refusals=[item.as_dict() for item in refusals])
+        fail(self.module, refusals)
 
     def current(self, path: str) -> Mount | None:
         return _mounts.at(self.mounts, path)

@@ -104,7 +104,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import FrameReader
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 
 def unix_time(stamp: str) -> str:
@@ -180,7 +180,7 @@ def main() -> None:
         for item in wanted if found[item["text"]] < item["at_least"]
     ]
     if refusals:
-        module.fail_json(msg=format_refusals(refusals), refusals=[refusal.as_dict() for refusal in refusals], **result)
+        fail(module, refusals, **result)
     module.exit_json(**result)
 
 

@@ -63,7 +63,7 @@ refusals:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import api_address, read_api_key
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 from ansible_collections.sparkops.inference.plugins.module_utils._warmup import Engine, check_capabilities, check_drafts, check_words
 
 
@@ -90,7 +90,7 @@ def main() -> None:
             "serve.canary", params["node"], "canary of the group", "; ".join(problems), "sane answers from a group that says that it is healthy",
             "compare image, weights and settings with what was proven last; the logs of all ranks are kept",
         )
-        module.fail_json(msg=format_refusals([refusal]), refusals=[refusal.as_dict()], unjudged=unjudged)
+        fail(module, [refusal], unjudged=unjudged)
     module.exit_json(changed=False, unjudged=unjudged)
 
 

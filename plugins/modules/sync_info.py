@@ -83,7 +83,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _manifest, _mounts, _weights_state, _zfs_plan
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail, format_refusals
 
 SYSTEM_PATHS = ["/usr/sbin", "/sbin"]
 ZFS_PROPERTIES = "type,mounted,mountpoint,available,readonly,recordsize,compression,atime,receive_resume_token"
@@ -224,7 +224,7 @@ def main() -> None:
         for item in lacking
     ]
     if refusals:
-        module.fail_json(msg=format_refusals(refusals), refusals=[item.as_dict() for item in refusals], info=info)
+        fail(module, refusals, info=info)
     module.exit_json(changed=False, info=info)
 
 

@@ -87,7 +87,7 @@ known_after:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 from ansible_collections.sparkops.inference.plugins.module_utils._weight_budget import BudgetError, budget, table
 
 
@@ -115,7 +115,7 @@ def main() -> None:
             wanted="complete weights, and a rule of sharding for each tensor",
             next_step="run the weights play, or correct memory.weights of the profile",
         )
-        module.fail_json(msg=format_refusals([refusal]), refusals=[refusal.as_dict()])
+        fail(module, [refusal])
     module.exit_json(
         changed=False,
         per_rank=list(found.per_rank),

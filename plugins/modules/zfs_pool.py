@@ -65,7 +65,7 @@ import stat
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 SBIN = ["/usr/sbin", "/sbin"]
 # Partition tables, and the labels of ZFS and of RAID, lie within this much of either end.
@@ -131,13 +131,13 @@ def main() -> None:
             "sync.zfs_device", node, f"disk {device or '(weight_sync_zfs_device)'} for pool {pool}", "; ".join(found), "a whole disk that is empty",
             "name another disk, or empty this one yourself (blkdiscard); nothing here ever erases a disk",
         )  # fmt: skip
-        module.fail_json(msg=format_refusals([refusal]), refusals=[refusal.as_dict()])
+        fail(module, [refusal])
     if not module.check_mode:
         # 4 KiB sectors whatever the disk says; the pool itself is mounted nowhere.
         rc, out, err = module.run_command([zpool, "create", "-o", "ashift=12", "-O", "canmount=off", "-O", "mountpoint=none", pool, device])
         if rc:
             refusal = Refusal("sync.zfs", node, f"zpool create {pool} {device}", (err or out).strip(), "success", "see the words of zpool")
-            module.fail_json(msg=format_refusals([refusal]), refusals=[refusal.as_dict()])
+            fail(module, [refusal])
     module.exit_json(changed=True, found=[])
 
 
