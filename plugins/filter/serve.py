@@ -330,21 +330,28 @@ def history_lines(hostvars: HostVars, plan: Plan) -> list[str]:
     return lines or [f"nothing of {plan['deployment']} was proven yet"]
 
 
+def _way_notices(hostvars: HostVars, plan: Plan, host: str) -> list[str]:
+    """What is wrong with the way that NCCL took on this rank, after the start of this run, else as it was found."""
+    waited = (hostvars[plan["head"]].get("__serve_waited") or {}).get("ranks")
+    seen = waited.get(str(plan["nodes"].index(host))) if waited else (_rank_infos(hostvars, plan)[host] or {}).get("progress")
+    return [f"NOTICE {host}: {finding} (docs/fabric.md)" for finding in (seen or {}).get("nccl", ())]
+
+
 def serve_report(hostvars: HostVars, plan: Plan, host: str) -> str:
-    """One line for this rank, and on rank 0 the endpoint."""
+    """One line for this rank, on rank 0 the endpoint, and what is wrong with the way between the ranks."""
     decision = hostvars[host]["__serve_decision"]
     proved = (hostvars[plan["head"]].get("__serve_proved") or {}).get("proof")
     if host not in plan["nodes"]:
         return f"{host} is no rank of {plan['deployment']}"
     if host != plan["head"]:
-        return f"rank {plan['nodes'].index(host)} of {plan['deployment']}"
+        return "\n".join([f"rank {plan['nodes'].index(host)} of {plan['deployment']}", *_way_notices(hostvars, plan, host)])
     state = SERVING if proved else decision["state"]
     text = f"{plan['deployment']} is {state}: {plan['served_model_name']} on port {plan['api']['port']} of {host}"
     if plan["api"]["key"] != "none":
         text += f", key in {hostvars[host]['spark_node']['state_dir']}/key/api_key"
     if proved:
         text += f"; proof in {proved['seconds']:.1f} s: {proved['text'][:60]!r}"
-    return "\n".join([text, *([] if proved else decision["reasons"])])
+    return "\n".join([text, *([] if proved else decision["reasons"]), *_way_notices(hostvars, plan, host)])
 
 
 def status_document(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
@@ -368,6 +375,7 @@ def status_document(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
                 "heartbeat_age": (infos[entry["node"]] or {}).get("heartbeat_age"),
                 "keeper": ((infos[entry["node"]] or {}).get("service") or {}).get("keeper", ""),
                 "last_line": ((infos[entry["node"]] or {}).get("progress") or {}).get("last_line"),
+                "nccl": ((infos[entry["node"]] or {}).get("progress") or {}).get("nccl", []),
             }
             for entry in state["ranks"]
         ],
@@ -391,6 +399,7 @@ def status_text(hostvars: HostVars, plan: Plan, settings: bool = False) -> str:
         available = (entry["memory"] or {}).get("available_kib")
         memory = f", {available / 1048576:.1f} GiB available" if available else ""
         lines.append(f"  rank {entry['rank']} ({entry['node']}): {entry['says']}{memory}")
+        lines.extend(f"    NOTICE {finding} (docs/fabric.md)" for finding in entry["nccl"])
     keeper = document["ranks"][0]["keeper"]
     if document["state"] != SERVING and keeper:
         lines.append(f"  rank service of rank 0: {keeper}")

@@ -4,7 +4,10 @@
 
 # This code is private to the collection: it may change at any time.
 
-"""What NCCL's log says about the way that the ranks took. Some faults show nowhere else: sockets instead of RDMA work, slowly."""
+"""What NCCL's log says about the way that the ranks took. Some faults show nowhere else: sockets instead of RDMA work, slowly.
+
+Standard library only: the rank service reads its container's log by it.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,18 @@ def queue_pair_finding(code: str, device: str, index: str, local: str, remote: s
     return f"{device} could not connect to {remote} (error {code}, local GID {local} at index {index})"
 
 
+def given_way(environment: t.Iterable[str]) -> tuple[str, list[str]]:
+    """Interface and RDMA ports that a container was given, from its NAME=value lines. Only the exact form names them."""
+    values = dict(line.partition("=")[::2] for line in environment)
+
+    def exact(name: str) -> list[str]:
+        value = values.get(name, "")
+        return [one.removesuffix(":1") for one in value[1:].split(",")] if value.startswith("=") else []
+
+    interfaces = exact("NCCL_SOCKET_IFNAME")
+    return interfaces[0] if len(interfaces) == 1 else "", exact("NCCL_IB_HCA")
+
+
 def read_nccl_log(text: str, interface: str = "", hcas: t.Collection[str] = ()) -> list[str]:
     """Findings, each once, in the order of the log. ``interface`` and ``hcas`` are what the rank was given."""
     found: dict[str, None] = {}
@@ -51,11 +66,15 @@ def line_findings(line: str, interface: str, hcas: t.Collection[str]) -> list[st
     if using:
         kind, rest = using.groups()
         used = {device if port == "1" else f"{device}:{port}" for device, port in DEVICE.findall(rest)}
-        missing = sorted(set(hcas) - used)
+        missing, strange = sorted(set(hcas) - used), sorted(used - set(hcas)) if hcas else []
         if kind == "Socket" and hcas:
             findings.append("NCCL uses sockets although RDMA ports were given")
-        elif kind == "IB" and missing:
+        if kind == "Socket" and interface and interface not in (names := [device for device, dummy in DEVICE.findall(rest)]):
+            findings.append(f"NCCL's data goes over {', '.join(names)} instead of {interface}")
+        if kind == "IB" and missing:
             findings.append(f"NCCL does not use {', '.join(missing)}")
+        if kind == "IB" and strange:
+            findings.append(f"NCCL uses {', '.join(strange)}, which was not chosen")
     out_of_band = OUT_OF_BAND.search(line)
     if interface and out_of_band and out_of_band.group(1) != interface:
         findings.append(f"NCCL's control connection is on {out_of_band.group(1)} instead of {interface}")

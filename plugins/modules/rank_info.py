@@ -73,7 +73,7 @@ rank:
       description: Seconds since the service's last heartbeat; null when there was none.
       type: float
     progress:
-      description: The service's view of the container's log.
+      description: The service's view of the container's log; V(nccl) is what is wrong with the way that NCCL took.
       type: dict
     service:
       description:

@@ -76,7 +76,7 @@ reason:
   returned: always
   type: str
 ranks:
-  description: Phase and memory by rank number, with the tail of the log when the group failed.
+  description: Phase, memory, and what is wrong with NCCL's way by rank number, with the tail of the log when the group failed.
   returned: always
   type: dict
 least_available_kib:
@@ -101,6 +101,7 @@ def brief(answer: t.Mapping[str, t.Any], tail: int) -> dict[str, t.Any]:
         "available_kib": answer.get("memory", {}).get("available_kib"),
         "last_line": answer.get("progress", {}).get("last_line", ""),
         "error": answer.get("error", ""),
+        "nccl": answer.get("progress", {}).get("nccl", []),
         "tail": answer.get("tail", [])[-tail:] if tail else [],
     }
 

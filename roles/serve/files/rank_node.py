@@ -23,6 +23,7 @@ import _memory
 import rank_guard
 import rank_keeper
 from _docker_api import DockerApi, DockerError
+from _nccl_log import given_way, line_findings
 from _rank_state import FrameReader, boot_identity, read_json, summary, write_json
 from rank_group import TAIL_LINES, Group, Paths, is_ready
 
@@ -36,6 +37,8 @@ LOOK_SECONDS, ENGINE_PATIENCE_SECONDS, START_SECONDS = 3.0, 30.0, 60.0
 LEAST_MOVED = 1 << 20
 # With locked memory each thread's stack is held; nothing here recurses.
 STACK_BYTES = 512 << 10
+# What NCCL's log says of its way stands at its beginning, in a few lines.
+NCCL_FINDINGS = 8
 # The head says this every minute while it waits for anything; it is not progress (vLLM, distributed/device_communicators).
 NOISE = re.compile(r"shm_broadcast|No available shared memory broadcast block")
 
@@ -104,10 +107,12 @@ class Docker:
 
 
 class Watcher:
-    """Reads one run of the container's log in a thread; remembers its tail and when something last moved."""
+    """Reads one run of the container's log in a thread; remembers its tail, when something last moved, and what is wrong with NCCL's way."""
 
-    def __init__(self, docker, name, run):
+    def __init__(self, docker, name, run, environment):
         self.docker, self.name, self.run = docker, name, run
+        self.given = given_way(environment)
+        self.nccl = []
         self.tail = collections.deque(maxlen=TAIL_LINES)
         self.lines = 0
         self.last_line = ""
@@ -125,6 +130,9 @@ class Watcher:
 
     def _on_line(self, line):
         self.tail.append(line[:2000])
+        for finding in line_findings(line, *self.given):
+            if finding not in self.nccl and len(self.nccl) < NCCL_FINDINGS:
+                self.nccl.append(finding)
         if line.strip() and not NOISE.search(line):
             self.lines += 1
             self.last_line = line[:300]
@@ -334,7 +342,7 @@ class Service:
             return
         run = (container["Id"], container["State"]["StartedAt"])
         if self.watcher is None or self.watcher.run != run:
-            self.watcher = Watcher(self.docker, container["Id"], run)
+            self.watcher = Watcher(self.docker, container["Id"], run, container["Config"].get("Env") or [])
         if container["State"]["Running"] and time.time() - self.cpu_at >= 5:
             self.cpu_at = time.time()
             try:
@@ -382,6 +390,7 @@ class Service:
                 "lines": self.watcher.lines if self.watcher else 0,
                 "last_line": self.watcher.last_line if self.watcher else "",
                 "last_progress": self.watcher.last_progress if self.watcher else time.time(),
+                "nccl": list(self.watcher.nccl) if self.watcher else [],
             },
             "tail": list(self.watcher.tail) if self.watcher else [],
         })

@@ -14,7 +14,7 @@ from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.sparkops.inference.plugins.action.doctor_report import ActionModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _doctor
-from ansible_collections.sparkops.inference.plugins.module_utils._nccl_log import read_nccl_log
+from ansible_collections.sparkops.inference.plugins.module_utils._nccl_log import given_way, read_nccl_log
 from ansible_collections.sparkops.inference.plugins.modules import doctor_info
 
 from fabric_trees import DATA, SEED_ADDRESSES, put, seed_pair
@@ -54,7 +54,9 @@ def test_a_good_log_has_no_findings():
         ("nccl_hole.log", "", [], ["GID slot 5 of roceP2p1s0f0 is empty on this node"]),
         ("nccl_hole_peer.log", "", [], ["the peer's GID slot is empty (rocep1s0f0 here is right)"]),
         ("nccl_lan_oob.log", "enp1s0f0np0", ["rocep1s0f0", "roceP2p1s0f0"], ["NCCL's control connection is on enP7s7 instead of enp1s0f0np0"]),
-        ("nccl_docker_bridge.log", "enp1s0f0np0", ["rocep1s0f0"], ["NCCL's control connection is on docker0", "NCCL uses sockets"]),
+        ("nccl_docker_bridge.log", "enp1s0f0np0", ["rocep1s0f0"], ["NCCL's control connection is on docker0", "NCCL uses sockets", "NCCL's data goes over docker0"]),
+        ("nccl_docker_bridge.log", "enp1s0f0np0", [], ["NCCL's control connection is on docker0", "NCCL's data goes over docker0 instead of enp1s0f0np0"]),
+        ("nccl_good.log", "enp1s0f1np1", HCAS[:1], ["NCCL uses roceP2p1s0f1, which was not chosen"]),
         ("nccl_no_interface.log", "", [], ["NCCL_SOCKET_IFNAME names no interface"]),
         ("nccl_good.log", "enp1s0f1np1", [*HCAS, "rocep1s0f0"], ["NCCL does not use rocep1s0f0"]),
     ],
@@ -70,6 +72,21 @@ def test_other_connection_faults(code, part):
     line = read("nccl_hole.log").splitlines()[0]
     line = line.replace("with 61 No data available", f"with {code} X").replace("local GID ::,", "local GID ::ffff:198.51.100.11,")
     assert part in read_nccl_log(line.replace("::ffff:192.168.101.11", "::ffff:198.51.100.12"))[0]
+
+
+@pytest.mark.parametrize(
+    ("environment", "interface", "hcas"),
+    [
+        (["A=b", "NCCL_SOCKET_IFNAME==enp1s0f1np1", "NCCL_IB_HCA==rocep1s0f1:1,roceP2p1s0f1"], "enp1s0f1np1", HCAS),
+        (["NCCL_SOCKET_IFNAME==eth0", "NCCL_IB_DISABLE=1"], "eth0", []),
+        (["NCCL_SOCKET_IFNAME=enp,eth", "NCCL_IB_HCA=^=rocep1s0f0"], "", []),
+        (["NCCL_SOCKET_IFNAME==a,b"], "", []),
+        ([], "", []),
+    ],
+    ids=["exact", "sockets", "beginnings and exclusions", "several", "nothing"],
+)
+def test_the_way_that_a_container_was_given(environment, interface, hcas):
+    assert given_way(environment) == (interface, hcas)
 
 
 # --- a node ----------------------------------------------------------------------------------------------------

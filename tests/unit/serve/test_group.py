@@ -332,6 +332,24 @@ def test_status_document_and_text_agree():
     assert "may still run" in filters.status_text(missing, PLAN)
 
 
+@pytest.mark.parametrize("waited", [None, {"skipped": True}, {"ranks": {"0": {"nccl": []}, "1": {"nccl": ["sockets"]}}}], ids=["found", "skipped", "started"])
+def test_report_and_status_name_a_rank_with_a_wrong_way(waited):
+    found = hostvars()
+    for name in NODES:
+        found[name]["__serve_decision"] = filters.serve_decision(found, PLAN)
+    assert "NOTICE" not in filters.status_text(found, PLAN) + "".join(filters.serve_report(found, PLAN, name) for name in NODES)
+    if waited:
+        found["a"]["__serve_waited"] = waited
+    # What was found before a start of this run is no news of what runs now.
+    found["b"]["__serve_rank_info"]["rank"]["progress"] = {"nccl": ["found before" if (waited or {}).get("ranks") else "sockets"]}
+    assert filters.serve_report(found, PLAN, "b").splitlines() == ["rank 1 of lab_tiny", "NOTICE b: sockets (docs/fabric.md)"]
+    assert "NOTICE" not in filters.serve_report(found, PLAN, "a")
+    status = filters.status_text(found, PLAN).splitlines()
+    rank_line = next(number for number, line in enumerate(status) if line.startswith("  rank 1"))
+    assert status[rank_line + 1].startswith("    NOTICE ") and "".join(status).count("NOTICE") == 1
+    assert filters.status_document(found, PLAN)["state"] == "serving"
+
+
 def test_status_tells_settings_and_what_a_start_would_change_when_asked():
     assert "settings" not in filters.status_document(hostvars(), PLAN)
     plan = {

@@ -48,12 +48,12 @@ class Engine:
     def __init__(self):
         self.exists, self.running, self.code, self.calls, self.log = True, False, 0, [], []
         self.started_at = "0001-01-01T00:00:00Z"
-        self.queries = []
+        self.queries, self.environment = [], None
         self.start_seconds = self.look_seconds = 0.0  # how long an answer takes
 
     def document(self):
         return {
-            "Id": "c" * 64, "Image": "sha256:1", "Config": {"Labels": {"sparkops.spec": "s", "sparkops.group": "g"}, "Tty": False},
+            "Id": "c" * 64, "Image": "sha256:1", "Config": {"Labels": {"sparkops.spec": "s", "sparkops.group": "g"}, "Tty": False, "Env": self.environment},
             "State": {"Status": "running" if self.running else "exited", "Running": self.running, "ExitCode": self.code, "OOMKilled": False,
                       "StartedAt": self.started_at, "FinishedAt": "2026-01-01T00:00:00Z"},
         }
@@ -229,6 +229,24 @@ def test_log_lines_are_progress_and_noise_is_not(state_dir, engine):
     assert beat(state_dir)["progress"]["lines"] == 1
     assert beat(state_dir)["progress"]["last_line"] == "loading shard 1"
     assert len(beat(state_dir)["tail"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "found"),
+    [("No device found.", ["NCCL found no RDMA device", "NCCL uses sockets", "NCCL's data goes over wlan0"]), ("silent", [])],
+)
+def test_the_heartbeat_tells_of_a_wrong_way_of_nccl(state_dir, engine, device, found):
+    engine.running, engine.started_at = True, "2026-01-01T00:00:00Z"
+    engine.environment = ["NCCL_SOCKET_IFNAME==enp1s0f1np1", "NCCL_IB_HCA==rocep1s0f1"]
+    engine.log = [f"n:1:1 [0] NCCL INFO NET/IB : {device}\n", "n:1:1 [0] NCCL INFO NET/Socket : Using [0]wlan0:192.0.2.9<0>\n"] * 2 if found else ["x\n"] * 4
+    one = node.Service(state_dir)
+    one.step()
+    until = time.monotonic() + 5
+    while one.watcher.lines < 4 and time.monotonic() < until:
+        time.sleep(0.05)
+    one.step()
+    said = beat(state_dir)["progress"]["nccl"]
+    assert len(said) == len(found) and all(text.startswith(part) for text, part in zip(said, found)), said
 
 
 @pytest.mark.parametrize(

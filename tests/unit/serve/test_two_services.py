@@ -19,7 +19,7 @@ import pytest
 from test_rank_service import GATE, PROGRAM, UTILS, Engine, Handler
 
 PYTHON_FILES = [os.path.join(PROGRAM, name) for name in os.listdir(PROGRAM) if name.startswith("rank_")]
-SHARED = [f"{UTILS}/{name}.py" for name in ("_docker_api", "_engine_api", "_group_channel", "_memory", "_rank_state")]
+SHARED = [f"{UTILS}/{name}.py" for name in ("_docker_api", "_engine_api", "_group_channel", "_memory", "_nccl_log", "_rank_state")]
 # As sshd does: the peer's address and the words, to the gate of the node with that address.
 SSH = """#!/bin/sh
 for word; do last=$word; done
