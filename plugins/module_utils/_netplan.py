@@ -108,10 +108,13 @@ def foreign_files(
     return found
 
 
-def return_program(path: str, previous: str, rails: t.Mapping[str, t.Sequence[str]], links: t.Sequence[t.Mapping[str, t.Any]]) -> str:
+def return_program(
+    path: str, previous: str, rails: t.Mapping[str, t.Sequence[str]], links: t.Sequence[t.Mapping[str, t.Any]], mark: str
+) -> str:
     """A shell program that puts the earlier state back: the previous file or none, and what the rails ran with (``ip -json address``).
 
-    The new addresses go first and by hand: one of them may be what cuts the node off, and not every renderer takes them away.
+    The new addresses go first and by hand: one of them may be what cuts the node off, and not every renderer takes them away. The mark
+    of an unconfirmed change goes last.
     """
     own, before = shlex.quote(path), shlex.quote(previous)
     had = {link["ifname"]: link for link in links if link.get("ifname") in rails}
@@ -122,4 +125,13 @@ def return_program(path: str, previous: str, rails: t.Mapping[str, t.Sequence[st
     for name, link in sorted(had.items()):
         lines.append(f"ip link set dev {name} mtu {link['mtu']}")
         lines += [f"ip address replace {address} dev {name}" for address in addresses_of(link)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, f"rm -f {shlex.quote(mark)}"]) + "\n"
+
+
+def join_changes(first: t.Mapping[str, t.Any], rails: t.Mapping[str, t.Sequence[str]], links: t.Sequence[t.Mapping[str, t.Any]]) -> dict[str, t.Any]:
+    """A change on top of an unconfirmed one: every address that was given since, and each link as it was before the first that touched it."""
+    known = {link["ifname"] for link in first["links"]}
+    return {
+        "rails": {name: sorted({*first["rails"].get(name, ()), *rails.get(name, ())}) for name in {**first["rails"], **rails}},
+        "links": [*first["links"], *(link for link in links if link["ifname"] not in known)],
+    }

@@ -12,7 +12,8 @@ version_added: 0.1.0
 description:
   - Writes one netplan file for the fabric rails, with addresses and MTU and without IPv6, and applies it.
   - Where the file is right and a rail runs with another MTU or without an address, it is applied again.
-  - A change is validated before it is applied, and is taken back by a timer on the node unless it is confirmed.
+  - A change is validated before it is applied, and is taken back by a timer on the node unless it is confirmed. A change on top of an
+    unconfirmed one is taken back together with it, to what was confirmed last.
   - Files of others are never touched. If one configures the same interfaces, nothing is done and it is named.
 author:
   - The sparkops.inference authors (@sparkops)
@@ -94,11 +95,11 @@ path:
   returned: always
   type: str
 pending:
-  description: Whether a timer will take the state that runs back unless it is confirmed, be it set now or by a run that ended early.
+  description: Whether the state that runs waits for its confirmation, be it made now or by a run that ended early.
   returned: with O(state=present)
   type: bool
 backup:
-  description: Folder with all netplan files as they were before the change.
+  description: Folder with all netplan files as they were confirmed last.
   returned: when a change was made
   type: str
 """
@@ -116,14 +117,18 @@ from ansible_collections.sparkops.inference.plugins.module_utils._netplan import
     default_route_interfaces,
     drift,
     foreign_files,
+    join_changes,
     missing_interfaces,
     render,
     return_program,
 )
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import read_json, write_json
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 UNIT = "sparkops-fabric-return"
 RETURN_PROGRAM = "return.sh"
+CHANGE = "change.json"  # addresses that were given, and the links before
+UNCONFIRMED = "unconfirmed"  # a link to the backup of the change that waits for its confirmation
 RENDERER_SECONDS = 10
 
 
@@ -136,6 +141,7 @@ class RailFile:
         self.name = module.params["file"]
         self.path = os.path.join(self.folder, self.name)
         self.backups = module.params["backup_folder"]
+        self.mark = os.path.join(self.backups, UNCONFIRMED)
 
     def refuse(self, kind: str, found: str, wanted: str, next_step: str) -> t.NoReturn:
         refusal = Refusal(kind, self.module.params["node"], self.path, found, wanted, next_step)
@@ -197,13 +203,14 @@ class RailFile:
         running = drift(params["rails"], params["mtu"], links)
         # What runs otherwise than a file that is right shows in the diff as remarks that go away.
         before = current + "".join(f"# {line}\n" for line in running if current == wanted)
-        result = {"changed": before != wanted, "path": self.path, "pending": self.armed(), "diff": self.diff(before, wanted)}
+        result = {"changed": before != wanted, "path": self.path, "pending": os.path.isdir(self.mark), "diff": self.diff(before, wanted)}
         if result["changed"]:
             self.validate(wanted)
         if result["changed"] and not self.module.check_mode:
             result["pending"] = True
             result["backup"] = self.backup()
             self.arm(self.write_return_program(result["backup"], links))
+            self.mark_unconfirmed(result["backup"])
             self.write(wanted)
             self.run("netplan", "apply")
             self.set_right()
@@ -244,16 +251,20 @@ class RailFile:
             self.refuse("fabric.netplan_invalid", (err or out).strip()[-300:], "a configuration that netplan accepts", "correct the netplan file that it names")
 
     def backup(self) -> str:
-        """All files as they are."""
+        """All files as they were confirmed last: as they are, unless a change waits for its confirmation."""
+        if os.path.isdir(self.mark):
+            return os.path.realpath(self.mark)
         os.makedirs(self.backups, mode=0o700, exist_ok=True)
         target = tempfile.mkdtemp(prefix=time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()), dir=self.backups)
         shutil.copytree(self.folder, target, dirs_exist_ok=True)
         return target
 
     def write_return_program(self, backup: str, links: t.Sequence[t.Mapping[str, t.Any]]) -> str:
-        program = os.path.join(backup, RETURN_PROGRAM)
+        program, path = os.path.join(backup, RETURN_PROGRAM), os.path.join(backup, CHANGE)
+        change = join_changes(read_json(path, {"rails": {}, "links": []}), self.module.params["rails"], links)
+        write_json(path, change)
         with open(os.open(program, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "w", encoding="utf-8") as stream:
-            stream.write(return_program(self.path, os.path.join(backup, self.name), self.module.params["rails"], links))
+            stream.write(return_program(self.path, os.path.join(backup, self.name), change["rails"], change["links"], self.mark))
         return program
 
     def arm(self, program: str) -> None:
@@ -261,9 +272,14 @@ class RailFile:
         self.disarm()
         self.run("systemd-run", f"--unit={UNIT}", f"--on-active={self.module.params['return_seconds']}s", "--collect", "/bin/sh", program)
 
-    def armed(self) -> bool:
-        """Whether the timer runs. A run that ended before its confirmation leaves it behind, with a file that is right."""
-        return self.module.run_command(["systemctl", "is-active", "--quiet", f"{UNIT}.timer"])[0] == 0
+    def mark_unconfirmed(self, backup: str) -> None:
+        """A run that ends before its confirmation leaves the mark behind, with a file that is right. The return program takes it away."""
+        self.unmark()
+        os.symlink(backup, self.mark)
+
+    def unmark(self) -> None:
+        if os.path.islink(self.mark):
+            os.unlink(self.mark)
 
     def disarm(self) -> None:
         # Fails when no timer is set, which is as good.
@@ -286,6 +302,7 @@ class RailFile:
                     "fabric.netplan_returned", "the change was taken back, since it was not confirmed in time", "the file as it was written",
                     f"see what took longer than fabric_return_seconds ({self.module.params['return_seconds']} s), raise it, and run again",
                 )
+            self.unmark()
         return {"changed": False, "path": self.path}
 
     def absent(self) -> dict[str, t.Any]:
@@ -295,6 +312,7 @@ class RailFile:
             self.disarm()
             result["backup"] = self.backup()
             os.unlink(self.path)
+            self.unmark()
             self.run("netplan", "apply")
         return result
 
