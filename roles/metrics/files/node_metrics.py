@@ -53,14 +53,18 @@ def api_says(api, state_dir, start, memory, now, interval):
     health = call(*place, "GET", "/health", timeout=5)
     if health.status != 200:
         return {"health": health.status, "proof": None}, memory
-    metrics = call(*place, "GET", "/metrics", timeout=10)
-    seen = counters(metrics.document if metrics.status == 200 and isinstance(metrics.document, str) else "")
-    known, ask = next_look(memory, seen, start, now, interval, PATIENCE_SECONDS)
+    known, ask = next_look(memory, read_counters(place), start, now, interval, PATIENCE_SECONDS)
     if ask:
         known.update(asked_at=now, ok=gives_a_token(place, api["model"], read_api_key(state_dir)))
         if known["ok"]:
-            known["token_at"] = time.time()
+            # The token that was asked for is no news at the next look.
+            known.update(token_at=time.time(), steps=read_counters(place)["steps"])
     return {"health": 200, "proof": {"ok": bool(known["ok"])}}, known
+
+
+def read_counters(place):
+    metrics = call(*place, "GET", "/metrics", timeout=10)
+    return counters(metrics.document if metrics.status == 200 and isinstance(metrics.document, str) else "")
 
 
 def gives_a_token(place, model, key):

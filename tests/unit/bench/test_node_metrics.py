@@ -142,7 +142,7 @@ def fixture_head(engine, tmp_path):
     (state / "rank.json").write_text(json.dumps(record), encoding="utf-8")
     (state / "last_good.json").write_text(json.dumps({"proven_at": "2026-11-29T22:00:00+00:00"}), encoding="utf-8")
 
-    def run(worker=..., container=..., service="alive"):
+    def run(worker=..., container=..., service="alive", interval=60.0):
         worker, container = (CONTAINER if one is ... else one for one in (worker, container))
         (state / "heartbeat.json").write_text(json.dumps({**beat(container=container), "time": time.time()}), encoding="utf-8")
         answer = {"0": {"service": "alive", "container": container}, "1": {"service": service, "container": worker}}
@@ -150,7 +150,7 @@ def fixture_head(engine, tmp_path):
         command = [sys.executable, programs / "node_metrics.py", "--state-root", root, "--program", tmp_path / "group.py", "--output", tmp_path / "out.prom"]
         # Without the collection on its path: on a node there is none.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        subprocess.run([*map(str, command), "--memory", str(tmp_path / "seen.json"), "--probe-interval", "60"], check=True, env=environment)
+        subprocess.run([*map(str, command), "--memory", str(tmp_path / "seen.json"), "--probe-interval", str(interval)], check=True, env=environment)
         text = (tmp_path / "out.prom").read_text(encoding="utf-8")
         assert (tmp_path / "key/api_key").read_text(encoding="utf-8").strip() not in text + (tmp_path / "seen.json").read_text(encoding="utf-8")
         return parse_metrics(text)
@@ -182,6 +182,12 @@ def test_a_serving_group_is_asked_for_one_token_and_then_left_alone(engine, head
 def test_healthy_without_a_token_is_wedged(engine, head):
     assert state_of(head()) == ["wedged"]
     assert state_of(head()) == ["wedged"]
+
+
+def test_the_token_that_was_asked_for_is_no_news(engine, head):
+    assert state_of(head(interval=0.01)) == ["serving"]
+    urllib.request.urlopen(f"http://127.0.0.1:{engine.port}/debug/set", data=json.dumps({"COMPLETION": "500"}).encode(), timeout=5).close()
+    assert state_of(head(interval=0.01)) == ["wedged"]
 
 
 @pytest.mark.parametrize("engine", [{"STUB_HEALTH": "503"}], indirect=True)

@@ -49,8 +49,9 @@ PATH = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
 
 @pytest.fixture(name="argv", scope="module")
 def fixture_argv(tmp_path_factory):
+    program = f"import sys; from {_unit.PACKAGE} import _unit; print(_unit.install_code(_unit.loaded_code(), sys.argv[1]))"
     code = subprocess.run(
-        [sys.executable, "-c", f"import sys; from {_unit.PACKAGE} import _unit; print(_unit.install_code(_unit.loaded_code(), sys.argv[1]))", str(tmp_path_factory.mktemp("lib"))],
+        [sys.executable, "-c", program, str(tmp_path_factory.mktemp("lib"))],
         check=True, stdout=subprocess.PIPE, text=True, env=PATH,
     )  # fmt: skip
     return [sys.executable, "-c", f"import sys; sys.path.insert(0, {code.stdout.strip()!r})\n" + WORK.format(package=_unit.PACKAGE)]

@@ -54,7 +54,8 @@ def test_a_taken_port_has_the_names_of_those_who_hold_it(tmp_path):
     row = "   0: 00000000:{port:04X} 00000000:0000 0A 0:0 00:0 0     0        0 {inode} 1 0000\n"
     (tmp_path / "net/tcp").write_text("head\n" + row.format(port=8888, inode=4711) + row.format(port=2049, inode=0))
     (tmp_path / "net/tcp6").write_text("head\n" + row.format(port=8888, inode=4712) + row.format(port=22, inode=4713))
-    for pid, name, links in ((9, "nginx", ["socket:[4712]"]), (10, "python3", ["/dev/null", "socket:[4711]"]), (11, "sshd", ["socket:[4713]"]), (12, "idle", [])):
+    processes = ((9, "nginx", ["socket:[4712]"]), (10, "python3", ["/dev/null", "socket:[4711]"]), (11, "sshd", ["socket:[4713]"]), (12, "idle", []))
+    for pid, name, links in processes:
         (tmp_path / f"{pid}/fd").mkdir(parents=True)
         (tmp_path / f"{pid}/comm").write_text(name + "\n")
         for number, link in enumerate(links):
