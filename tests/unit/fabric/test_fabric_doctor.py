@@ -54,7 +54,9 @@ def test_a_good_log_has_no_findings():
         ("nccl_hole.log", "", [], ["GID slot 5 of roceP2p1s0f0 is empty on this node"]),
         ("nccl_hole_peer.log", "", [], ["the peer's GID slot is empty (rocep1s0f0 here is right)"]),
         ("nccl_lan_oob.log", "enp1s0f0np0", ["rocep1s0f0", "roceP2p1s0f0"], ["NCCL's control connection is on enP7s7 instead of enp1s0f0np0"]),
-        ("nccl_docker_bridge.log", "enp1s0f0np0", ["rocep1s0f0"], ["NCCL's control connection is on docker0", "NCCL uses sockets", "NCCL's data goes over docker0"]),
+        ("nccl_docker_bridge.log", "enp1s0f0np0", ["rocep1s0f0"], [
+            "NCCL's control connection is on docker0", "NCCL uses sockets", "NCCL's data goes over docker0",
+        ]),
         ("nccl_docker_bridge.log", "enp1s0f0np0", [], ["NCCL's control connection is on docker0", "NCCL's data goes over docker0 instead of enp1s0f0np0"]),
         ("nccl_good.log", "enp1s0f1np1", HCAS[:1], ["NCCL uses roceP2p1s0f1, which was not chosen"]),
         ("nccl_no_interface.log", "", [], ["NCCL_SOCKET_IFNAME names no interface"]),

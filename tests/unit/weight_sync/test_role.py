@@ -49,11 +49,11 @@ def gives_up_pages(**more):
     return templar.template(trust_as_template(task["vars"]["memory_paths"])) if runs else None
 
 
-def running(policy, method, hosts=NODES):
+def running(policy, method, hosts=tuple(NODES)):
     variables = {
         "spark_plan": {"ranks": 3, "nodes": NODES, "settings": {"weight_sync_policy": policy}},
         "spark_rank": 1,
-        "ansible_play_hosts": hosts,
+        "ansible_play_hosts": list(hosts),
         "__weight_sync_choice": {"method": method},
         "__weight_sync_look": {"info": {"message": "", "mounts": [{"path": "/w"}], "exported": True}},
     }
