@@ -27,7 +27,7 @@ def test_the_installed_archive_is_enough(serving):
     """Nothing but meta, plugins, roles and playbooks of the built archive, in an environment without this checkout's settings."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "PYTHONPATH"))}
     done = subprocess.run(["tests/installed", "inventories/lab"], cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0 and re.findall(r" changed=(\d+)", done.stdout) == ["0", "0"], done.stdout[-4000:] + done.stderr
+    assert done.returncode == 0 and re.findall(r" changed=(\d+)", done.stdout)[-2:] == ["0", "0"], done.stdout[-4000:] + done.stderr
 
 
 def test_check_on_a_live_pair_predicts_nothing_and_touches_nothing(serving):
