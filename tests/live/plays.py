@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -30,6 +31,11 @@ class Played:
     @property
     def text(self) -> str:
         return "\n".join(text for dummy, text in self.lines)
+
+    @property
+    def changed(self) -> dict[str, int]:
+        """By host, how many tasks changed something, as the recap has it."""
+        return {host: int(count) for host, count in re.findall(r"^(\S+) +: ok=\d+ +changed=(\d+)", self.text, re.MULTILINE)}
 
     def time_of(self, part: str) -> float:
         """When the first line with ``part`` was printed."""
@@ -94,3 +100,12 @@ def root_shell(lab: str, node: str, command: str, check: bool = True) -> str:
     if check and done.returncode:
         raise AssertionError(f"{node}: {command!r} ended with {done.returncode}: {done.stdout}{done.stderr}")
     return done.stdout
+
+
+def completion(on: t.Callable[..., str], deployment: str, port: int, timeout: float = 20) -> str:
+    """What rank 0 answers to a request made on its own node, the first one, empty when it does not. ``on`` is the shell of the lab."""
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4})
+    key = f"$(cat /var/lib/sparkops/{deployment}/key/api_key)"
+    headers = f"-H \"Authorization: Bearer {key}\" -H 'Content-Type: application/json'"
+    address = f"http://127.0.0.1:{port}/v1/chat/completions"
+    return on("spark-1", f"curl -s -m {timeout} {headers} -d '{body}' {address} | grep -o '\"content\": *\"[^\"]*\"' || true", check=False)

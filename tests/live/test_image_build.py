@@ -37,7 +37,7 @@ def build(*arguments: str, mode: str, **settings: t.Any) -> Played:
 
 def changed(done: Played) -> list[str]:
     assert done.code == 0, done.text[-4000:]
-    return [node for node, count in re.findall(r"(spark-\d) +: ok=\d+ +changed=(\d+)", done.text) if int(count)]
+    return [node for node, count in done.changed.items() if count]
 
 
 def document(node: str) -> dict[str, t.Any]:

@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 
+import plays
 import pytest
 from conftest import STUB, inspect, on, play, running, unix_time
 
@@ -59,13 +60,8 @@ def events(node, deployment="lab_faults"):
     return [json.loads(text) for text in out.split("---\n") if text.strip()]
 
 
-def completion(deployment="lab_faults", port=STUB_PORT, model="tiny", timeout=20) -> str:
-    """What rank 0 answers to a request made on it, empty when it does not."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4})
-    key = f"$(cat /var/lib/sparkops/{deployment}/key/api_key)"
-    headers = f"-H \"Authorization: Bearer {key}\" -H 'Content-Type: application/json'"
-    address = f"http://127.0.0.1:{port}/v1/chat/completions"
-    return on("spark-1", f"curl -s -m {timeout} {headers} -d '{body}' {address} | grep -o '\"content\": *\"[^\"]*\"' || true", check=False)
+def completion(deployment="lab_faults", port=STUB_PORT, timeout=20) -> str:
+    return plays.completion(on, deployment, port, timeout)
 
 
 def outside(*command):

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 
 import pytest
@@ -36,7 +35,7 @@ def empty(hub):
 
 
 def changed(done) -> int:
-    return int(re.search(rf"{NODE} +: ok=\d+ +changed=(\d+)", done.text)[1])
+    return done.changed[NODE]
 
 
 def test_a_virgin_node_gets_library_and_files_without_any_package_index(hub, tmp_path):

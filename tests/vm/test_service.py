@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 
+import plays
 import pytest
 from conftest import MACHINES, lab, on, play, until
 
@@ -18,11 +18,7 @@ WEIGHTS = "/srv/weights"
 
 
 def completion() -> str:
-    """What rank 0 answers to a request made on it, empty when it does not."""
-    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4})
-    header = f"-H \"Authorization: Bearer $(cat /var/lib/sparkops/{DEPLOYMENT}/key/api_key)\" -H 'Content-Type: application/json'"
-    address = f"http://127.0.0.1:{PORT}/v1/chat/completions"
-    return on(MACHINES[0], f"curl -s -m 20 {header} -d '{body}' {address} | grep -o '\"content\": *\"[^\"]*\"' || true", check=False).strip()
+    return plays.completion(on, DEPLOYMENT, PORT)
 
 
 def running(machine: str) -> list[str]:

@@ -36,7 +36,7 @@ def hashes(machine, folder):
 
 
 def changed(done):
-    return sum(int(part.split("=")[1]) for line in done.text.splitlines() if "unreachable=" in line for part in line.split() if part.startswith("changed="))
+    return sum(done.changed.values())
 
 
 def refused(done, *words):
