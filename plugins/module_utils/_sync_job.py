@@ -25,7 +25,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._manifest impor
 from ansible_collections.sparkops.inference.plugins.module_utils._node_copy import CopyError, Peer, Streams
 from ansible_collections.sparkops.inference.plugins.module_utils._page_cache import evict
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused, Transfer
 from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import Busy, damaged, note_damage, tree_lock
 
 ATTEMPTS = 3
@@ -109,25 +109,16 @@ class Copy:
         self._proofs = []
 
 
-class SyncJob:
+class SyncJob(Transfer):
     """Bring all artefacts of a deployment from the peers to this node."""
 
+    area = "sync"
+
     def __init__(self, request: dict[str, t.Any], progress: Progress) -> None:
-        self.request = request
-        self.progress = progress
-        self.node = request["node"]
+        super().__init__(request, progress)
         self.root = request["weights_root"]
         self.peers = [Peer.from_dict(item, request["key"], request["known_hosts"]) for item in request["sources"]]
-        self.notices: list[str] = []
         self.report: dict[str, dict[str, t.Any]] = {}
-        self._lock = threading.Lock()
-
-    def count(self, size: int) -> None:
-        with self._lock:
-            self.progress.done += size
-
-    def refuse(self, name: str, thing: str, found: str, wanted: str, next_step: str) -> Refused:
-        return Refused(Refusal(f"sync.{name}", self.node, thing, found, wanted, next_step))
 
     @property
     def mounted(self) -> bool:
@@ -270,17 +261,9 @@ class SyncJob:
             raise Refused(*(space_refusal(self.node, item) for item in short))
         total = sum(file.size for copy in work for file in copy.todo)
         if total:
-            rate = (_unit.read_json(self.rates_path) or {}).get("copy")
+            rate = self.last_rate("copy")
             time_text = f", about {max(1, round(total / rate))} s at the last seen rate" if rate else ""
             self.say(f"{gib(total)} to copy into {self.root} ({gib(manifests.space(self.root).free)} free){time_text}")
-
-    @property
-    def rates_path(self) -> str:
-        return os.path.join(self.request["state_dir"], "rates.json")
-
-    def say(self, text: str) -> None:
-        self.progress.message = text
-        self.notices.append(text)
 
     # Copying
 
@@ -307,8 +290,7 @@ class SyncJob:
         shutil.rmtree(copy.staging, ignore_errors=True)
         self.progress.begin("evict", message="giving the copied pages back")
         evict([os.path.join(copy.tree, file.path) for file in files])
-        if total > 64 * 2**20 and seconds > 0:
-            manifests.write_json(self.rates_path, {**(_unit.read_json(self.rates_path) or {}), "copy": round(total / seconds)})
+        self.note_rate("copy", total, seconds)
         self.report[copy.name] = {"files": len(files), "bytes": total, "seconds": round(seconds, 2), "transport": self.request["transport"]}
 
     def pull(self, copy: Copy) -> None:

@@ -37,6 +37,8 @@ if t.TYPE_CHECKING:
 PACKAGE = "ansible_collections.sparkops.inference.plugins.module_utils"
 # Seconds that one look at a running unit takes at most: a poll, not a wait.
 LOOK = 0.5
+# Bytes from which on a transfer tells a rate.
+LEAST_RATED = 64 << 20
 
 
 class UnitError(Exception):
@@ -251,6 +253,42 @@ class Refused(Exception):
     def __init__(self, *refusals: Refusal) -> None:
         super().__init__("; ".join(refusal.text for refusal in refusals))
         self.refusals = refusals
+
+
+class Transfer:
+    """What the programs of transfers have in common: refusals of an area, notices, a count of bytes, and rates that the next run can tell."""
+
+    area = ""
+
+    def __init__(self, request: dict[str, t.Any], progress: Progress) -> None:
+        self.request, self.progress = request, progress
+        self.node: str = request["node"]
+        self.notices: list[str] = []
+        self._counting = threading.Lock()
+
+    def refuse(self, name: str, thing: str, found: str, wanted: str, next_step: str) -> Refused:
+        return Refused(Refusal(f"{self.area}.{name}", self.node, thing, found, wanted, next_step))
+
+    def say(self, text: str) -> None:
+        self.progress.message = text
+        if text not in self.notices:
+            self.notices.append(text)
+
+    def count(self, size: int) -> None:
+        with self._counting:
+            self.progress.done += size
+
+    @property
+    def rates_path(self) -> str:
+        return os.path.join(self.request["state_dir"], "rates.json")
+
+    def last_rate(self, kind: str) -> float | None:
+        return (read_json(self.rates_path) or {}).get(kind)
+
+    def note_rate(self, kind: str, size: int, seconds: float) -> None:
+        """A small transfer tells nothing of the rate of a large one."""
+        if size >= LEAST_RATED and seconds > 0:
+            write_json(self.rates_path, {**(read_json(self.rates_path) or {}), kind: round(size / seconds)})
 
 
 class Cancelled(BaseException):

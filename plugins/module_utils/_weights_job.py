@@ -34,7 +34,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._hub import (
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import File, Manifest, Need, gib
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 from ansible_collections.sparkops.inference.plugins.module_utils._transfer import RangeFetcher, Stalled
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused, Transfer
 from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import (
     Artefact,
     Busy,
@@ -69,30 +69,20 @@ class Plan:
         return [file for file in self.todo if file.path not in self.local]
 
 
-class WeightsJob:
+class WeightsJob(Transfer):
     """Download of all artefacts of a deployment on one node."""
 
+    area = "weights"
+
     def __init__(self, request: dict[str, t.Any], progress: Progress) -> None:
-        self.request = request
-        self.progress = progress
-        self.node = request["node"]
+        super().__init__(request, progress)
         self.root = request["weights_root"]
         self.token = _unit.take_secret(request)
         self.patience = Patience(request["rate_limit_wait"], self.say)
-        self.notices: list[str] = []
         self.report: dict[str, dict[str, t.Any]] = {}
         # What this run has read or placed, by full path. The trees' locks keep others away, so it stays true.
         self.hashed: dict[str, str] = {}
         self._hub: Hub | None = None
-        self._lock = threading.Lock()
-
-    def say(self, text: str) -> None:
-        self.progress.message = text
-        if text not in self.notices:
-            self.notices.append(text)
-
-    def refuse(self, name: str, thing: str, found: str, wanted: str, next_step: str) -> Refused:
-        return Refused(Refusal(f"weights.{name}", self.node, thing, found, wanted, next_step))
 
     def run(self) -> dict[str, t.Any]:
         artefacts = [Artefact.from_dict(item) for item in self.request["artefacts"]]
@@ -152,10 +142,6 @@ class WeightsJob:
                 )
         if refusals:
             raise Refused(*refusals)
-
-    def count(self, size: int) -> None:
-        with self._lock:
-            self.progress.done += size
 
     # Planning
 
@@ -321,7 +307,7 @@ class WeightsJob:
             raise Refused(*(space_refusal(self.node, item) for item in short))
         total = sum(file.size for plan in plans for file in plan.download)
         if total:
-            rate = (_unit.read_json(self.rates_path) or {}).get("download")
+            rate = self.last_rate("download")
             time_text = (
                 f"about {max(1, round(total / rate / 60))} min at the last seen rate"
                 if rate
@@ -335,10 +321,6 @@ class WeightsJob:
             return 0
         device = manifests.space(plan.tree).device
         return sum(local.size for local in plan.local.values() if os.stat(local.real).st_dev != device)
-
-    @property
-    def rates_path(self) -> str:
-        return os.path.join(self.request["state_dir"], "rates.json")
 
     def arrived(self, plan: Plan) -> int:
         """Bytes of an earlier attempt that already take room in the staging folder."""
@@ -400,7 +382,7 @@ class WeightsJob:
         self.progress.begin("download", sum(file.size for file in rest), self.progress.message)
         began, ways = time.monotonic(), {}
         Fetch(self, plan, staging, hashes, ways).run(rest)
-        self.note_rate(sum(file.size for file in rest), time.monotonic() - began)
+        self.note_rate("download", sum(file.size for file in rest), time.monotonic() - began)
         self.publish(plan, hashes)
         shutil.rmtree(staging, ignore_errors=True)
         self.report[plan.artefact.name] = {
@@ -413,10 +395,6 @@ class WeightsJob:
         # A slim index is made again from the whole one at each refresh, and is the same for the same tensors.
         made_again = {manifests.INDEX_NAME} if plan.artefact.slim else set()
         return lost or before != manifests.load(plan.tree) or bool(set(hashes) - made_again)
-
-    def note_rate(self, size: int, seconds: float) -> None:
-        if size > 64 * 2**20 and seconds > 0:
-            manifests.write_json(self.rates_path, {"download": round(size / seconds)})
 
     def link(self, plan: Plan, staging: str, hashes: dict[str, str]) -> None:
         """Hard links to real files: no bytes, no links of links, and the cache stays as it was."""

@@ -22,8 +22,7 @@ import typing as t
 from ansible_collections.sparkops.inference.plugins.module_utils import _unit, _zfs_plan
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import gib
 from ansible_collections.sparkops.inference.plugins.module_utils._node_copy import CopyError, Peer
-from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Transfer
 from ansible_collections.sparkops.inference.plugins.module_utils._zfs_plan import Receive, Replica, Source, Token
 
 ATTEMPTS = 3
@@ -70,20 +69,17 @@ def zfs_program() -> str:
     return shutil.which("zfs", path=f"{os.environ.get('PATH', '')}:{PROGRAM_PATHS}") or "zfs"
 
 
-class ReceiveJob:
+class ReceiveJob(Transfer):
     """One replica on its way to the head's newest snapshot."""
 
+    area = "sync"
+
     def __init__(self, request: dict[str, t.Any], progress: Progress) -> None:
-        self.request, self.progress = request, progress
-        self.node: str = request["node"]
+        super().__init__(request, progress)
         self.dataset: str = request["dataset"]
         self.zfs = zfs_program()
         self.peer = Peer.from_dict(request["source"], request["key"], request["known_hosts"])
-        self.notices: list[str] = []
         self.received = 0
-
-    def refuse(self, id: str, thing: str, found: str, wanted: str, next_step: str) -> Refused:
-        return Refused(Refusal(f"sync.{id}", self.node, thing, found, wanted, next_step))
 
     # Looking
 
@@ -190,10 +186,6 @@ class ReceiveJob:
         if code:
             raise self.refuse("zfs_busy", f"left-over receive of {self.dataset}", err, "none", "end the process that receives, or run zfs receive -A as root")
         self.say(f"gave up a cut receive: {reason}")
-
-    def say(self, text: str) -> None:
-        self.progress.message = text
-        self.notices.append(text)
 
     def bring(self, step: Receive) -> None:
         if step.lost and not self.request["discard"]:

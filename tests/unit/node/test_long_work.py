@@ -132,3 +132,20 @@ def test_a_program_that_is_not_there_is_an_error_at_once(job):
     with pytest.raises(_unit.UnitError, match="no-such-program"):
         job().begin(["/no-such-program"], {}, secret="hf_secret")
     assert not os.path.exists(os.path.join(job().folder, "secret"))
+
+
+def test_a_transfer_tells_notices_once_and_leaves_its_rate_beside_the_others(tmp_path):
+    (tmp_path / "rates.json").write_text('{"copy": 7}')
+    one = _unit.Transfer({"node": "spark-1", "state_dir": str(tmp_path)}, _unit.Progress(str(tmp_path / "progress.json")))
+    one.area = "sync"
+    for text in ("a", "b", "a"):
+        one.say(text)
+    assert one.notices == ["a", "b"] and one.progress.message == "a"
+    one.count(3)
+    one.count(4)
+    assert one.progress.done == 7
+    one.note_rate("download", _unit.LEAST_RATED - 1, 1.0)  # too little to tell
+    assert one.last_rate("download") is None
+    one.note_rate("download", 4 * _unit.LEAST_RATED, 2.0)
+    assert (one.last_rate("download"), one.last_rate("copy")) == (2 * _unit.LEAST_RATED, 7)
+    assert one.refuse("x", "a", "b", "c", "d").refusals[0].id == "sync.x"
