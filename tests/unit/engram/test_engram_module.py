@@ -66,12 +66,6 @@ def fixture_call(tmp_path, monkeypatch, capsys, code):
     return call
 
 
-@pytest.fixture(name="source")
-def fixture_source(tmp_path):
-    oracle.vector_checkpoint(tmp_path / "source")
-    return tmp_path / "source"
-
-
 def test_check_apply_check_apply(source, call, tmp_path):
     predicted = call(check=True)
     assert predicted["changed"]

@@ -37,12 +37,6 @@ VECTORS = json.loads((pathlib.Path(__file__).parent / "vectors.json").read_text(
 SMALL = {"segment_rows": 1024, "chunk_rows": 512, "workers": 3}
 
 
-@pytest.fixture(name="source")
-def fixture_source(tmp_path):
-    oracle.vector_checkpoint(tmp_path / "source")
-    return tmp_path / "source"
-
-
 def request(source, directory, rank=0, ranks=2, **more):
     return {
         "source": str(source), "directory": str(directory), "rank": rank, "tensor_parallel": ranks, "layers": [], "repository": "acme/big",

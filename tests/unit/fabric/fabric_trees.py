@@ -20,6 +20,11 @@ V1, V2 = "IB/RoCE v1", "RoCE v2"
 UNREADABLE = object()
 
 
+def read(name: str) -> str:
+    """A capture of a real machine."""
+    return (DATA / name).read_text(encoding="utf-8")
+
+
 def mapped(address: str) -> str:
     return f"0000:0000:0000:0000:0000:ffff:{int(ipaddress.IPv4Address(address)) >> 16:04x}:{int(ipaddress.IPv4Address(address)) & 0xFFFF:04x}"
 

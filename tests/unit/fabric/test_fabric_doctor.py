@@ -17,7 +17,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils import _doctor
 from ansible_collections.sparkops.inference.plugins.module_utils._nccl_log import given_way, read_nccl_log
 from ansible_collections.sparkops.inference.plugins.modules import doctor_info
 
-from fabric_trees import DATA, SEED_ADDRESSES, put, seed_pair
+from fabric_trees import SEED_ADDRESSES, put, read, seed_pair
 
 HCAS = ["rocep1s0f1", "roceP2p1s0f1"]
 WELL = {
@@ -33,10 +33,6 @@ WELL = {
     "metrics": "unknown",
 }
 FACTS = {"gb10": True}
-
-
-def read(name: str) -> str:
-    return (DATA / name).read_text(encoding="utf-8")
 
 
 # --- NCCL's log ------------------------------------------------------------------------------------------------

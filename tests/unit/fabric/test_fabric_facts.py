@@ -13,11 +13,7 @@ import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _fabric_facts as fabric_facts
 from ansible_collections.sparkops.inference.plugins.module_utils._sysfs import Tree
 
-from fabric_trees import DATA, V1, V2, Machine, link_json, links_from_brief, mapped, put, routes_from_text, spark
-
-
-def read(name: str) -> str:
-    return (DATA / name).read_text(encoding="utf-8")
+from fabric_trees import V1, V2, Machine, link_json, links_from_brief, mapped, put, read, routes_from_text, spark
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import tarfile
 import time
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.sparkops.inference.plugins.action import rank_bundle as bundle_action
 from ansible_collections.sparkops.inference.plugins.action import rank_log_info as log_action
 from ansible_collections.sparkops.inference.plugins.module_utils import _likely_cause, _scrub
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi
 from ansible_collections.sparkops.inference.plugins.modules import rank_bundle, rank_log_info, serve_rank
+from run_module import run
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "image"))
 
@@ -32,12 +32,6 @@ STATE = {"Status": "running", "Running": True, "ExitCode": 0, "OOMKilled": False
 def frame(text):
     data = text.encode()
     return b"\1\0\0\0" + len(data).to_bytes(4, "big") + data
-
-
-def run(module, capsys, **arguments):
-    with patch_module_args(arguments), pytest.raises(SystemExit):
-        module.main()
-    return json.loads(capsys.readouterr().out)
 
 
 # --- secrets

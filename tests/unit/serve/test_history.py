@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.sparkops.inference.plugins.filter import serve as filters
 from ansible_collections.sparkops.inference.plugins.module_utils import _history
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_spec import labelled
 from ansible_collections.sparkops.inference.plugins.modules import serve_history, serve_history_info
+from run_module import run
 
 NODES = ["a", "b"]
 ARTEFACTS = [{"repository": "acme/tiny", "revision": "0123456789abcdef"}]
@@ -27,12 +27,6 @@ def record(number, minute=0, image="sha256:1", nodes=("a", "b")):
         "image": {"id": image, "identity": image}, "artefacts": ARTEFACTS, "settings": {}, "plan": {"deployment": "d"},
         "spec": {"name": "d-rank0", "labels": {"sparkops.group": group}},
     }
-
-
-def run(module, capsys, **arguments):
-    with patch_module_args(arguments), pytest.raises(SystemExit):
-        module.main()
-    return json.loads(capsys.readouterr().out)
 
 
 @pytest.fixture(name="state")

@@ -12,10 +12,10 @@ import stat
 import time
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.sparkops.inference.plugins.action import lease as lease_action
 from ansible_collections.sparkops.inference.plugins.modules import api_key, lease
+from run_module import run
 
 OTHER = {"run_id": "host:1:1", "owner": "carla@host", "since": 0, "expires": 100}
 
@@ -45,12 +45,6 @@ def test_a_run_of_this_machine_whose_process_is_gone_has_ended():
     assert lease_action.has_ended(f"{host}:999999999:1")
     assert not lease_action.has_ended("elsewhere:999999999:1")
     assert not lease_action.has_ended("nonsense")
-
-
-def run(module, capsys, **arguments):
-    with patch_module_args(arguments), pytest.raises(SystemExit):
-        module.main()
-    return json.loads(capsys.readouterr().out)
 
 
 def test_the_lease_is_taken_kept_refused_and_released(tmp_path, capsys):

@@ -12,12 +12,12 @@ import os
 import sys
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.sparkops.inference.plugins.filter import serve as filters
 from ansible_collections.sparkops.inference.plugins.module_utils import _history
 from ansible_collections.sparkops.inference.plugins.module_utils import _leftovers as leftovers
 from ansible_collections.sparkops.inference.plugins.modules import deployment_info, node_prune, node_uninstall
+from run_module import run
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "image"))
 
@@ -83,12 +83,6 @@ def fixture_node(tmp_path):
     )
     with FakeDocker(engine.routes()) as docker:
         yield root, engine, docker
-
-
-def run(module, capsys, **arguments):
-    with patch_module_args(arguments), pytest.raises(SystemExit):
-        module.main()
-    return json.loads(capsys.readouterr().out)
 
 
 def prune(node, capsys, **more):

@@ -13,12 +13,12 @@ import threading
 import zlib
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.sparkops.inference.plugins.module_utils import _engine_api, _profile_language, _warmup
 from ansible_collections.sparkops.inference.plugins.module_utils._profile import with_parents
 from ansible_collections.sparkops.inference.plugins.modules import serve_canary, serve_drain, serve_warmup
 from ansible_collections.sparkops.inference.plugins.plugin_utils._profile_files import ProfileFiles
+from run_module import run
 
 
 class Engine:
@@ -80,12 +80,6 @@ def fixture_engine():
 
 def client(engine, timeout=5):
     return _warmup.Engine(engine.port, "tiny", "", timeout, "127.0.0.1")
-
-
-def run(module, capsys, **arguments):
-    with patch_module_args(arguments), pytest.raises(SystemExit):
-        module.main()
-    return json.loads(capsys.readouterr().out)
 
 
 def recipe(name, **settings):
