@@ -38,6 +38,10 @@ class StartWatch:
         self.misses: dict[str, int] = {}
         self.guards_since = 0.0
 
+    def undecided(self) -> bool:
+        """Whether what was seen last may become a verdict by the next samples; who ends the watch now begins to count anew."""
+        return bool(self.guards_since) or any(self.misses.values())
+
     def judge(self, ranks: t.Mapping[str, t.Mapping[str, t.Any]], health: int, now: float) -> dict[str, t.Any]:
         """One verdict: waiting, healthy, guard, dead, unreachable or stalled, with the rank and the reason."""
         # Before all else: a guard that acted has also ended the ranks, and those ends explain nothing.

@@ -10,6 +10,7 @@ import copy
 import http.server
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
@@ -17,6 +18,7 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.sparkops.inference.plugins.action import serve_health
 from ansible_collections.sparkops.inference.plugins.filter import serve as filters
 from ansible_collections.sparkops.inference.plugins.module_utils import _engine_api, _group_channel, _group_state, _option_table, _rank_state
+from ansible_collections.sparkops.inference.plugins.modules import serve_health as serve_health_module
 from ansible_collections.sparkops.inference.plugins.modules import serve_proof
 
 NODES = ["a", "b"]
@@ -92,6 +94,23 @@ def test_one_lost_answer_is_no_verdict_four_are():
     verdicts = [watch.judge({"0": answer(), "1": lost}, 0, 100.0)["verdict"] for dummy in range(4)]
     assert verdicts == ["waiting", "waiting", "waiting", "unreachable"]
     assert _group_channel.StartWatch(420).judge({"0": answer(), "1": lost}, 0, 100.0)["verdict"] == "waiting"
+
+
+def test_a_slice_does_not_end_before_a_silent_rank_is_judged(monkeypatch):
+    """As of a node whose kernel takes connections and whose sshd says nothing any more: each poll costs the connect timeout."""
+    clock = [0.0]
+
+    def ask(*dummy):
+        clock[0] += 5
+        return {"ranks": {"0": answer(), "1": {"service": "unreachable", "error": "timed out"}}, "error": "rank 1: timed out"}
+
+    monkeypatch.setattr(serve_health_module, "ask_group", ask)
+    monkeypatch.setattr(serve_health_module, "call", lambda *dummy, **more: _engine_api.Answer(0, None, 0.0))
+    monkeypatch.setattr(serve_health_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(serve_health_module.time, "sleep", lambda seconds: None)
+    params = {"state_dir": "/nowhere", "program": "p", "api_port": 1, "slice": 10, "stall_timeout": 420, "tail": 40}
+    found = serve_health_module.wait(SimpleNamespace(params=params, run_command=None))
+    assert found["verdict"] == "unreachable" and found["rank"] == "1" and clock[0] == 20
 
 
 def ended_by_guard(node_time=100.0, report=None, **more):
