@@ -77,11 +77,13 @@ def local_order(paths, action, seconds, **more):
 
 
 def mark_ready(paths):
-    """The group was proven: from here on the rank serves and no longer loads."""
+    """The group was proven: from here on the rank serves and no longer loads. An engine that is busy just now is no error of this."""
     wanted = read_json(paths.wanted, {})
-    if wanted.get("action") == "run":
-        write_json(paths.ready, {"id": wanted["id"], "at": time.time()})
-    return local_state(paths, tail=0)
+    if wanted.get("action") != "run":
+        reason = (wanted.get("report") or {}).get("reason") or wanted.get("reason") or "ordered to stop"
+        return {**local_state(paths, tail=0), "error": f"the rank is not wanted any more: {reason}"}
+    write_json(paths.ready, {"id": wanted["id"], "at": time.time()})
+    return {**local_state(paths, tail=0), "error": ""}
 
 
 def multiplexing(folder):

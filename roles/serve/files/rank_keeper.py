@@ -320,6 +320,7 @@ class Keeper:
     def serve(self, wanted):
         """A group that runs: when nobody has proven this start, do it, and tell all ranks that they serve."""
         if is_ready(self.paths, wanted):
+            self.tell_again()
             return "the group serves"
         api = self.rank["api"]
         if call(*place_of(api), "GET", "/health", timeout=2).status != 200:
@@ -334,6 +335,13 @@ class Keeper:
             self.group.ready()
             self.say(f"the group serves: a completion in {proof.seconds:.1f} s")
         return "the group serves"
+
+    def tell_again(self):
+        """A worker that did not hear that the group serves would go on guarding its memory as of one that loads."""
+        said = {peer["rank"]: self.pollers[str(peer["rank"])].answer for peer in self.group.workers}
+        deaf = [peer for peer in self.group.workers if said[peer["rank"]].get("ready") is False and (said[peer["rank"]]["container"] or {}).get("running")]
+        if deaf:
+            self.group.ask_all(deaf, "ready", 5)
 
     def prove(self):
         api = self.rank["api"]

@@ -614,6 +614,22 @@ def test_a_proven_rank_is_guarded_by_the_serving_floor_only(state_dir, engine):
     assert one.mode() == "loading"
 
 
+def test_a_busy_engine_does_not_make_the_proof_of_a_group_worthless(state_dir, engine):
+    one = node.Service(state_dir)
+    order(state_dir, "run")
+    one.step()
+    path = one.paths.heartbeat
+    node.write_json(path, {**beat(state_dir), "error": "the Docker Engine did not answer within 3 s", "looked": False})
+    assert service.mark_ready(one.paths)["error"] == "" and node.read_json(one.paths.ready)["id"] == "1"
+
+
+def test_a_rank_that_was_ended_meanwhile_is_not_ready(state_dir, engine):
+    report = {"reason": "memory guard while loading: low"}
+    node.write_json(os.path.join(state_dir, "wanted.json"), {"action": "stop", "by": "guard", "id": "9", "at": time.time(), "report": report})
+    assert "memory guard while loading: low" in service.mark_ready(node.Paths(state_dir))["error"]
+    assert not os.path.exists(node.Paths(state_dir).ready)
+
+
 def test_stop_now_does_not_wait(state_dir, engine):
     engine.running = True
     node.write_json(os.path.join(state_dir, "wanted.json"), {"action": "stop", "id": "9", "at": time.time(), "now": True})
@@ -767,6 +783,14 @@ def test_the_keeper_proves_a_start_that_nobody_proved(kept):
     assert kept.look() == "the group serves" and kept.group.calls == [("ready",)]
     assert kept.look() == "the group serves" and kept.group.calls == [("ready",)]
     assert kept.worker.seconds == keeper.IDLE_POLL_SECONDS
+
+
+def test_a_worker_that_did_not_hear_of_the_proof_is_told_again(kept):
+    kept.look()
+    kept.worker.answer = alive("b1", ready=False)
+    assert kept.look() == "the group serves" and kept.group.calls[1:] == [("ready", [1])]
+    kept.worker.answer = alive("b1", ready=True)
+    assert kept.look() == "the group serves" and len(kept.group.calls) == 2
 
 
 def test_while_a_play_holds_the_lease_the_keeper_keeps_its_hands_off(kept):
