@@ -67,6 +67,8 @@ from ansible_collections.sparkops.inference.plugins.module_utils._docker_api imp
 from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import RUNNING, WAITING, call, metrics, option_of, own_address
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import renew_lease
 
+MISSED_ANSWERS = 3
+
 
 def place_of(document: t.Mapping[str, t.Any] | None) -> tuple[str, int] | None:
     """Address and port of the API of a running container."""
@@ -83,14 +85,15 @@ def unfinished(place: tuple[str, int]) -> int | None:
 
 def drain(place: tuple[str, int], timeout: float, renew: t.Callable[[], None], pause: float = 0.5) -> tuple[int | None, float]:
     """How many requests are left, and the seconds waited."""
-    begun = time.monotonic()
+    begun, missed = time.monotonic(), 0
     left = unfinished(place)
-    while left and time.monotonic() - begun < timeout:
+    while left and missed < MISSED_ANSWERS and time.monotonic() - begun < timeout:
         renew()
         time.sleep(pause)
-        # An engine that is busy may miss one answer; one that is gone has nothing left.
-        left = unfinished(place)
-    return left, time.monotonic() - begun
+        now = unfinished(place)
+        # An engine that is busy may miss an answer; one that is gone has nothing left.
+        left, missed = (left, missed + 1) if now is None else (now, 0)
+    return None if missed >= MISSED_ANSWERS else left, time.monotonic() - begun
 
 
 def words(left: int | None, waited: float) -> str:

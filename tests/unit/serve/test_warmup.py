@@ -257,6 +257,14 @@ def test_a_drain_that_takes_too_long_says_how_many_are_cut(engine):
     assert serve_drain.words(left, 60) == "3 requests still ran after 60 s and were cut"
 
 
+def test_a_drain_outlives_an_answer_that_is_missed_and_not_an_engine_that_is_gone(monkeypatch):
+    said = [3, None, None, 2, 0]
+    monkeypatch.setattr(serve_drain, "unfinished", lambda place: said.pop(0))
+    assert serve_drain.drain(("127.0.0.1", 1), 10, lambda: None, pause=0.01)[0] == 0 and not said
+    said = [3, None, None, None]
+    assert serve_drain.drain(("127.0.0.1", 1), 10, lambda: None, pause=0.01)[0] is None and not said
+
+
 def test_an_engine_without_counters_or_one_that_is_gone_is_not_waited_for(engine):
     assert serve_drain.drain(("127.0.0.1", engine.port), 60, lambda: None)[0] is None
     assert serve_drain.drain(("127.0.0.1", 1), 60, lambda: None)[0] is None
