@@ -93,6 +93,7 @@ rank:
 
 import dataclasses
 import os
+import socket
 import time
 import typing as t
 
@@ -102,17 +103,19 @@ from ansible_collections.sparkops.inference.plugins.module_utils._engine_api imp
 from ansible_collections.sparkops.inference.plugins.module_utils._node import parse_meminfo
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import heartbeat_path, read_api_key, read_json, summary
 
+ENGINE_SECONDS = 10
+
 
 def inspect(module: AnsibleModule) -> dict[str, t.Any] | None:
-    """The container's document; None when there is none, or no engine to ask (then nothing can run)."""
-    api = DockerApi(module.params["docker_socket"], timeout=10)
+    """The container's document; None when there is none, or no engine to ask (then nothing can run). An engine that is too busy to answer,
+    or that answers with an error, says nothing: a group that serves must not be taken for one that is absent."""
+    api = DockerApi(module.params["docker_socket"], timeout=ENGINE_SECONDS)
     try:
-        status, document = api.request("GET", f"/containers/{module.params['container']}/json")
+        return api.inspect_container(module.params["container"])
     except DockerError as exc:
-        if exc.state in ("not_installed", "not_running"):
+        if exc.state in ("not_installed", "not_running") and not isinstance(exc.__cause__, socket.timeout):
             return None
-        module.fail_json(msg=f"The containers of this node cannot be seen: {exc}")
-    return document if status == 200 else None
+        return module.fail_json(msg=f"The containers of this node cannot be seen: {exc}")
 
 
 def ask_api(params: t.Mapping[str, t.Any], address: str) -> dict[str, t.Any]:

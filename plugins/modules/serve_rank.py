@@ -130,10 +130,8 @@ def main() -> None:
     api = DockerApi(params["docker_socket"], timeout=grace + 60)
     wanted_path = os.path.join(params["state_dir"], "wanted.json")
     try:
-        status, document = api.request("GET", f"/containers/{name}/json")
-        if status == 404:
-            module.exit_json(changed=False, container=None, tail=[], log="")
-        changed = document["State"]["Running"]
+        document = api.inspect_container(name)
+        changed = document is not None and document["State"]["Running"]
         if module.check_mode:
             module.exit_json(changed=changed, container=summary(document), tail=[], log="")
         # First the wish, so that the service does not take the end of the rank for a failure.
@@ -141,6 +139,8 @@ def main() -> None:
         wanted = read_json(wanted_path, {})
         if wanted.get("action") == "run" or wanted.get("by") in ("boot", "watch"):
             write_json(wanted_path, {"action": "stop", "id": f"{time.time():.6f}", "at": time.time()})
+        if document is None:
+            module.exit_json(changed=False, container=None, tail=[], log="")
         if changed:
             api.call("POST", f"/containers/{name}/stop", query={"t": str(grace)})
         document = api.call("GET", f"/containers/{name}/json")

@@ -18,7 +18,7 @@ from ansible_collections.sparkops.inference.plugins.action import rank_bundle as
 from ansible_collections.sparkops.inference.plugins.action import rank_log_info as log_action
 from ansible_collections.sparkops.inference.plugins.module_utils import _likely_cause, _scrub
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi
-from ansible_collections.sparkops.inference.plugins.modules import rank_bundle, rank_log_info, serve_rank
+from ansible_collections.sparkops.inference.plugins.modules import rank_bundle, rank_info, rank_log_info, serve_rank
 from run_module import run
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "image"))
@@ -168,6 +168,32 @@ def test_the_newest_ten_runs_of_a_rank_stay_whatever_else_is_logged_there(tmp_pa
             assert os.path.exists(kept)
     names = sorted(os.listdir(folder))
     assert names == [f"202601{day:02}T102030-{'c' * 12}.log" for day in range(3, 13)] + others
+
+
+@pytest.mark.parametrize("order", [{"action": "run", "id": "1"}, {"action": "stop", "by": "watch", "id": "2"}], ids=["wanted", "to be brought back"])
+def test_a_stop_is_an_order_also_where_the_container_is_gone(order, tmp_path, capsys):
+    (tmp_path / "wanted.json").write_text(json.dumps(order))
+    with FakeDocker({}) as docker:
+        done = run(serve_rank, capsys, state_dir=str(tmp_path), container="d-rank0", docker_socket=docker.socket_path)
+    assert done["container"] is None and done["changed"] is False
+    wanted = json.loads((tmp_path / "wanted.json").read_text())
+    assert wanted["action"] == "stop" and "by" not in wanted
+
+
+@pytest.mark.parametrize("module", [serve_rank, rank_info], ids=["serve_rank", "rank_info"])
+def test_an_error_of_the_engine_is_no_absent_container(module, tmp_path, capsys):
+    with FakeDocker({("GET", "/containers/d-rank0/json"): (500, {"message": "layer store is broken"})}) as docker:
+        done = run(module, capsys, state_dir=str(tmp_path), container="d-rank0", docker_socket=docker.socket_path)
+    assert done["failed"] and "layer store is broken" in done["msg"]
+
+
+def test_an_engine_that_is_busy_is_no_absent_container_and_one_that_is_not_there_is(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(rank_info, "ENGINE_SECONDS", 0.2)
+    with FakeDocker({("GET", "/containers/d-rank0/json"): lambda request: time.sleep(1) or {}}) as docker:
+        done = run(rank_info, capsys, state_dir=str(tmp_path), container="d-rank0", docker_socket=docker.socket_path)
+    assert done["failed"] and "did not answer" in done["msg"]
+    done = run(rank_info, capsys, state_dir=str(tmp_path), container="d-rank0", docker_socket=str(tmp_path / "none"))
+    assert done["rank"]["container"] is None
 
 
 def test_a_node_without_an_engine_gives_what_it_has(tmp_path, capsys):
