@@ -124,7 +124,7 @@ class Proof:
     """Whether a real completion came, what it said, and else what was wrong in one of a few words."""
 
     ok: bool
-    verdict: str  # ok, no_answer, key_wrong, key_wanted, wrong_model, error, empty, wrong_answer
+    verdict: str  # ok, no_answer, key_wrong, key_wanted, wrong_model, error, empty, wrong_answer; of rank_info also busy
     text: str
     seconds: float
     detail: str = ""

@@ -74,4 +74,4 @@ def group_state(
     proof = (api or {}).get("proof") or {}
     if not proof.get("ok"):
         return verdict(WEDGED, [f"/health says 200, but a completion ends in {proof.get('verdict', 'nothing')}: {proof.get('detail', '')}"])
-    return verdict(SERVING, [])
+    return verdict(SERVING, [f"busy: {proof.get('detail', '')}"] if proof.get("verdict") == "busy" else [])

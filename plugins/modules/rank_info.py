@@ -99,11 +99,12 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
-from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import call, open_paths, option_of, own_address, prove
+from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import RUNNING, Proof, call, metrics, open_paths, option_of, own_address, prove
 from ansible_collections.sparkops.inference.plugins.module_utils._node import parse_meminfo
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import heartbeat_path, read_api_key, read_json, summary
 
 ENGINE_SECONDS = 10
+GENERATED = "vllm:generation_tokens_total"
 
 
 def inspect(module: AnsibleModule) -> dict[str, t.Any] | None:
@@ -118,12 +119,26 @@ def inspect(module: AnsibleModule) -> dict[str, t.Any] | None:
         return module.fail_json(msg=f"The containers of this node cannot be seen: {exc}")
 
 
+def judged(proof: Proof, before: t.Mapping[str, float], after: t.Mapping[str, float], asked: int) -> Proof:
+    """The proof; of an engine that had no time for it while it wrote more tokens than we asked for, that it is busy: its queue is long, and a
+    group that works for others is none to replace."""
+    came = after.get(GENERATED, 0.0) - before.get(GENERATED, 0.0)
+    if proof.verdict != "no_answer" or not asked or came <= asked or not after.get(RUNNING):
+        return proof
+    detail = f"no answer to ours within {proof.seconds:.0f} s, while {came:.0f} tokens came for {after[RUNNING]:.0f} running requests"
+    return dataclasses.replace(proof, ok=True, verdict="busy", detail=detail)
+
+
 def ask_api(params: t.Mapping[str, t.Any], address: str) -> dict[str, t.Any]:
     key = read_api_key(params["state_dir"])
     health = call(address, params["api_port"], "GET", "/health", timeout=5)
     if health.status != 200:
         return {"health": health.status, "proof": None}
+    before = metrics(call(address, params["api_port"], "GET", "/metrics", timeout=5))
     proof = prove(address, params["api_port"], params["model"], params["request"], key=key, timeout=params["completion_timeout"])
+    if not proof.ok:
+        after = metrics(call(address, params["api_port"], "GET", "/metrics", timeout=5))
+        proof = judged(proof, before, after, int(params["request"].get("max_tokens") or 0))
     unguarded = open_paths(address, params["api_port"]) if key and params["open_paths"] else []
     return {"health": health.status, "proof": dataclasses.asdict(proof), "open_paths": unguarded}
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import http.server
 import json
 import threading
@@ -18,6 +19,7 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.sparkops.inference.plugins.action import serve_health
 from ansible_collections.sparkops.inference.plugins.filter import serve as filters
 from ansible_collections.sparkops.inference.plugins.module_utils import _engine_api, _group_channel, _group_state, _option_table, _rank_state
+from ansible_collections.sparkops.inference.plugins.modules import rank_info
 from ansible_collections.sparkops.inference.plugins.modules import serve_health as serve_health_module
 from ansible_collections.sparkops.inference.plugins.modules import serve_proof
 
@@ -276,6 +278,34 @@ def test_prove_asks_the_right_model_with_the_key(engine_port):
 def test_prove_notices_a_foreign_service_on_the_port(engine_port):
     proof = _engine_api.prove("127.0.0.1", engine_port, "mine", {})
     assert proof.verdict == "wrong_model" and "tiny" in proof.detail and Engine.seen == []
+
+
+@pytest.mark.parametrize(
+    "tokens, running, asked, verdict",
+    [(400, 3, 32, "busy"), (32, 3, 32, "no_answer"), (0, 3, 32, "no_answer"), (400, 0, 32, "no_answer"), (400, 3, 0, "no_answer")],
+    ids=["busy", "our own tokens", "frozen", "nobody asks", "unbounded"],
+)
+def test_a_long_queue_is_no_wedged_group(tokens, running, asked, verdict):
+    missed = _engine_api.Proof(False, "no_answer", "", 120.0, "timed out")
+    found = rank_info.judged(missed, {rank_info.GENERATED: 1000}, {rank_info.GENERATED: 1000 + tokens, _engine_api.RUNNING: running}, asked)
+    assert (found.verdict, found.ok) == (verdict, verdict == "busy")
+    state = _group_state.group_state(NODES, infos(), WANTED, {"health": 200, "proof": dataclasses.asdict(found)})
+    assert state["state"] == ("serving" if found.ok else "wedged") and state["reasons"]
+    empty = _engine_api.Proof(False, "empty", "", 1.0)
+    assert rank_info.judged(empty, {}, {rank_info.GENERATED: 900, _engine_api.RUNNING: 1}, 32) is empty
+
+
+def test_the_look_at_a_rank_counts_the_tokens_of_others(tmp_path, monkeypatch):
+    values = [1000, 1500]
+
+    def call(address, port, method, path, **more):
+        text = f"{rank_info.GENERATED} {values.pop(0)}\n{_engine_api.RUNNING} 2\n" if path == "/metrics" else None
+        return _engine_api.Answer(200, text, 0.0)
+
+    monkeypatch.setattr(rank_info, "call", call)
+    monkeypatch.setattr(rank_info, "prove", lambda *dummy, **more: _engine_api.Proof(False, "no_answer", "", 120.0))
+    params = {"state_dir": str(tmp_path), "api_port": 1, "model": "m", "request": {"max_tokens": 32}, "completion_timeout": 120, "open_paths": False}
+    assert rank_info.ask_api(params, "127.0.0.1")["proof"]["verdict"] == "busy" and not values
 
 
 def test_prove_says_when_nobody_answers():
