@@ -22,6 +22,7 @@ from ansible_collections.sparkops.inference.plugins.plugin_utils._inventory_valu
 
 HostVars = t.Mapping[str, t.Any]
 Plan = t.Mapping[str, t.Any]
+SILENT_SECONDS = 10  # of a heartbeat that comes each second
 
 
 def _rank_infos(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
@@ -330,6 +331,12 @@ def history_lines(hostvars: HostVars, plan: Plan) -> list[str]:
     return lines or [f"nothing of {plan['deployment']} was proven yet"]
 
 
+def service_silent(info: t.Mapping[str, t.Any]) -> bool:
+    """Whether nobody writes a rank's heartbeat any more."""
+    age = info.get("heartbeat_age")
+    return age is None or age > SILENT_SECONDS
+
+
 def _way_notices(hostvars: HostVars, plan: Plan, host: str) -> list[str]:
     """What is wrong with the way that NCCL took on this rank, after the start of this run, else as it was found."""
     waited = (hostvars[plan["head"]].get("__serve_waited") or {}).get("ranks")
@@ -400,6 +407,8 @@ def status_text(hostvars: HostVars, plan: Plan, settings: bool = False) -> str:
         memory = f", {available / 1048576:.1f} GiB available" if available else ""
         lines.append(f"  rank {entry['rank']} ({entry['node']}): {entry['says']}{memory}")
         lines.extend(f"    NOTICE {finding} (docs/fabric.md)" for finding in entry["nccl"])
+        if entry["container"] and service_silent(entry):
+            lines.append("    NOTICE its rank service is silent: no memory guard, no watch, no start after a reboot; site.yml mends it")
     keeper = document["ranks"][0]["keeper"]
     if document["state"] != SERVING and keeper:
         lines.append(f"  rank service of rank 0: {keeper}")
@@ -461,6 +470,7 @@ class FilterModule:
             "removal_lines": removal_lines,
             "checked_lines": checked_lines,
             "serve_report": serve_report,
+            "service_silent": service_silent,
             "status_document": status_document,
             "status_text": status_text,
             "troubled_nodes": troubled_nodes,

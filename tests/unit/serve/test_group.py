@@ -10,11 +10,15 @@ import copy
 import dataclasses
 import http.server
 import json
+import os
 import threading
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from ansible.module_utils.testing import patch_module_args
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 
 from ansible_collections.sparkops.inference.plugins.action import serve_health
 from ansible_collections.sparkops.inference.plugins.filter import serve as filters
@@ -23,6 +27,7 @@ from ansible_collections.sparkops.inference.plugins.modules import rank_info
 from ansible_collections.sparkops.inference.plugins.modules import serve_health as serve_health_module
 from ansible_collections.sparkops.inference.plugins.modules import serve_proof
 
+ROLE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))), "roles/serve")
 NODES = ["a", "b"]
 WANTED = {"a": "sa", "b": "sb"}
 SERVING_API = {"health": 200, "proof": {"ok": True, "verdict": "ok"}}
@@ -327,10 +332,10 @@ def hostvars():
         "user": {"name": "alice"}, "docker": {"socket": "/s"}, "key": {"path": "/k"}, "known_hosts": {"path": "/h"},
         "state_dir": "/var/lib/sparkops/lab_tiny", "weights_root": "/w",
     }
-    head = {**rank("sa"), "api": SERVING_API, "recorded": {"spec": "sa"}}
+    head = {**rank("sa"), "api": SERVING_API, "recorded": {"spec": "sa"}, "heartbeat_age": 0.5}
     return {
         "a": {"__serve_rank_info": {"rank": head}, "spark_node": node, "__serve_spec": {"spec": SPEC}},
-        "b": {"__serve_rank_info": {"rank": {**rank("sb"), "recorded": {"spec": "sb"}}}, "spark_node": {**node, "user": {"name": "bob"}}},
+        "b": {"__serve_rank_info": {"rank": {**rank("sb"), "recorded": {"spec": "sb"}, "heartbeat_age": 0.5}}, "spark_node": {**node, "user": {"name": "bob"}}},
     }
 
 
@@ -340,6 +345,34 @@ def test_decision_leaves_a_serving_group_alone_unless_told():
     broken = copy.deepcopy(hostvars())
     broken["a"]["__serve_spec"]["spec"]["labels"]["sparkops.spec"] = "new"
     assert filters.serve_decision(broken, PLAN) == {**filters.serve_state(broken, PLAN), "replace": True}
+
+
+def mends_the_service(**more):
+    """Whether a run that leaves the group alone goes to the task file of the rank service."""
+    with open(os.path.join(ROLE, "tasks/main.yml"), encoding="utf-8") as stream:
+        (block,) = [task["block"] for task in yaml.safe_load(stream) if "block" in task]
+    (task,) = [task for task in block if task.get("ansible.builtin.include_tasks") == "service.yml"]
+    with open(os.path.join(ROLE, "vars/main.yml"), encoding="utf-8") as stream:
+        gone = yaml.safe_load(stream)["__serve_service_gone"]
+    variables = {"__serve_decision": {"replace": False}, "spark_rank": 1, "__serve_program_stale": [], "__serve_service_gone": trust_as_template(gone),
+                 "__serve_rank_info": {"rank": {"heartbeat_age": 0.4}}, **more}
+    templar = Templar(DataLoader(), variables=variables)
+    return all(templar.evaluate_conditional(trust_as_template(str(one))) for one in task["when"])
+
+
+def test_a_run_that_leaves_the_group_alone_mends_its_rank_service():
+    assert not mends_the_service()
+    assert mends_the_service(__serve_rank_info={"rank": {"heartbeat_age": 60.0}}) and mends_the_service(__serve_rank_info={"rank": {"heartbeat_age": None}})
+    assert mends_the_service(__serve_program_stale=["rank_node.py"])
+    assert not mends_the_service(__serve_program_stale=["rank_node.py"], __serve_decision={"replace": True})
+    assert not mends_the_service(spark_rank=-1, __serve_rank_info={"skipped": True})
+
+
+def test_status_names_a_rank_whose_service_is_silent():
+    found = hostvars()
+    found["b"]["__serve_rank_info"]["rank"]["heartbeat_age"] = 75.0
+    lines = filters.status_text(found, PLAN).splitlines()
+    assert [number for number, line in enumerate(lines) if "service is silent" in line] == [3] and lines[2].startswith("  rank 1 (b)")
 
 
 def test_rank_record_names_all_peers_with_their_accounts():
