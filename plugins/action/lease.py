@@ -14,6 +14,7 @@ import typing as t
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import run_place
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
 
 display = Display()
@@ -31,16 +32,16 @@ def process_start(pid: int) -> str:
 
 
 def run_id() -> str:
-    """``HOST:PID:START`` of the ansible-playbook process: action plugins run in its children."""
+    """``PLACE:PID:START`` of the ansible-playbook process: action plugins run in its children."""
     parent = os.getppid()
-    return f"{socket.gethostname()}:{parent}:{process_start(parent)}"
+    return f"{run_place()}:{parent}:{process_start(parent)}"
 
 
 def has_ended(other: str) -> bool:
-    """True only when the run was of this very machine and its process is gone."""
-    host, dummy, rest = other.partition(":")
+    """True only when the run was of this very machine and namespace and its process is gone."""
+    place, dummy, rest = other.partition(":")
     pid, dummy, start = rest.partition(":")
-    return host == socket.gethostname() and pid.isdecimal() and process_start(int(pid)) != start
+    return place == run_place() and pid.isdecimal() and process_start(int(pid)) != start
 
 
 class ActionModule(ActionBase):

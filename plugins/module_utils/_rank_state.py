@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
+import socket
 import threading
 import time
 import typing as t
@@ -53,6 +55,17 @@ def boot_identity(proc_root: str = "/proc") -> str:
             return f"{boot}:{stream.read().rpartition(')')[2].split()[19]}"
     except (OSError, IndexError):
         return ""
+
+
+def run_place() -> str:
+    """Where the number of a process means something, for the id of a run: its name, machine, and process namespace. Two controllers may have one
+    name, and a controller in a container with the network of its host has the host's."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError), open("/etc/machine-id", encoding="utf-8") as stream:
+        parts.append(stream.read().strip()[:8])
+    with contextlib.suppress(OSError):
+        parts.append(str(os.stat("/proc/self/ns/pid").st_ino))
+    return "/".join(parts)
 
 
 def renew_lease(state_dir: str, run_id: str) -> None:

@@ -19,7 +19,7 @@ import time
 
 from _engine_api import call, prove
 from _group_channel import StartWatch
-from _rank_state import keep_newest, read_api_key, read_json, write_json
+from _rank_state import keep_newest, read_api_key, read_json, run_place, write_json
 from rank_group import KEEPERS, Poller, is_ready, local_state
 
 LEASE_SECONDS = 90
@@ -114,14 +114,14 @@ def process_start(pid):
 
 def own_run_id():
     """As a run of ansible-playbook names itself, so that one on this node can tell whether we have ended."""
-    return f"{socket.gethostname()}:{os.getpid()}:{process_start(os.getpid())}"
+    return f"{run_place()}:{os.getpid()}:{process_start(os.getpid())}"
 
 
 def has_ended(run_id):
-    """True only for a holder of this very node whose process is gone, such as ourselves before a reboot."""
-    host, dummy, rest = run_id.partition(":")
+    """True only for a holder of this very node, and of our view of its processes, whose process is gone."""
+    place, dummy, rest = run_id.partition(":")
     pid, dummy, started = rest.partition(":")
-    return host == socket.gethostname() and pid.isdecimal() and process_start(pid) != started
+    return place == run_place() and pid.isdecimal() and process_start(pid) != started
 
 
 class Lease:
@@ -130,12 +130,15 @@ class Lease:
     def __init__(self, paths):
         self.path = paths.lease
         self.run_id = own_run_id()
+        self.owner = f"rank service@{socket.gethostname()}"
 
     def holder(self):
         """Who else holds it now; empty when nobody does."""
         present = read_json(self.path, {})
         run_id = str(present.get("run_id", ""))
-        if present.get("expires", 0) <= time.time() or run_id == self.run_id or has_ended(run_id):
+        # One keeper writes here: what has our name is of ourselves before a reboot.
+        ours = run_id == self.run_id or present.get("owner") == self.owner
+        if present.get("expires", 0) <= time.time() or ours or has_ended(run_id):
             return ""
         return str(present.get("owner") or run_id)
 
@@ -144,7 +147,7 @@ class Lease:
             if self.holder():
                 return False
             now = time.time()
-            write_json(self.path, {"run_id": self.run_id, "owner": f"rank service@{socket.gethostname()}", "since": now, "expires": now + LEASE_SECONDS})
+            write_json(self.path, {"run_id": self.run_id, "owner": self.owner, "since": now, "expires": now + LEASE_SECONDS})
             return True
 
     def give(self):

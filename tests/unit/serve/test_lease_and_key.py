@@ -44,6 +44,8 @@ def test_a_run_of_this_machine_whose_process_is_gone_has_ended():
     assert lease_action.has_ended(f"{host}:{pid}:{int(start) + 1}")
     assert lease_action.has_ended(f"{host}:999999999:1")
     assert not lease_action.has_ended("elsewhere:999999999:1")
+    name = lease_action.socket.gethostname()
+    assert not lease_action.has_ended(f"{name}:999999999:1") and not lease_action.has_ended(f"{name}/0badcafe/1:999999999:1")
     assert not lease_action.has_ended("nonsense")
 
 

@@ -803,11 +803,17 @@ def test_while_a_play_holds_the_lease_the_keeper_keeps_its_hands_off(kept):
 
 
 def test_a_lease_of_ours_from_before_a_reboot_is_no_obstacle(kept):
-    host = keeper.socket.gethostname()
-    node.write_json(kept.one.paths.lease, {"run_id": f"{host}:4000000:1", "owner": "x", "since": 1, "expires": time.time() + 60})
+    place = keeper.run_place()
+    node.write_json(kept.one.paths.lease, {"run_id": f"{place}:4000000:1", "owner": "x", "since": 1, "expires": time.time() + 60})
     assert kept.look() == "the group serves"
-    node.write_json(kept.one.paths.lease, {"run_id": f"{host}:1:{keeper.process_start(1)}", "owner": "x", "since": 1, "expires": time.time() + 60})
+    node.write_json(kept.one.paths.lease, {"run_id": f"{place}:1:{keeper.process_start(1)}", "owner": "x", "since": 1, "expires": time.time() + 60})
     assert kept.look() == "x holds the lease"
+    # A play in a container with this host's network: it has our name, and its processes have other numbers there than here.
+    node.write_json(kept.one.paths.lease, {"run_id": f"{place}1:4000000:1", "owner": "x", "since": 1, "expires": time.time() + 60})
+    assert kept.look() == "x holds the lease"
+    # Of ourselves, by another view: such as a node that is itself a container and was started again.
+    node.write_json(kept.one.paths.lease, {"run_id": f"{place}1:7:1", "owner": kept.one.lease.owner, "since": 1, "expires": time.time() + 60})
+    assert kept.look() == "the group serves"
 
 
 @pytest.mark.parametrize("head, worker, running", [("b0", "new", True), ("new", "b1", True), ("new", "new", False)])
