@@ -136,7 +136,9 @@ def serve_failure(hostvars: HostVars, plan: Plan, host: str) -> str:
     for rank, name in enumerate(plan["nodes"]):
         stopped = hostvars[name].get("__serve_stopped") or {}
         if "tail" not in stopped:
-            lines.append(f"--- rank {rank} ({name}): does not answer: it may still run and is stopped at the next contact")
+            # A node that answers and cannot stop its rank says why; of the others nothing is known.
+            why = "does not answer" if stopped.get("unreachable") else stopped.get("msg") or "does not answer"
+            lines.append(f"--- rank {rank} ({name}): {why}: it may still run and is stopped at the next contact")
             continue
         lines.append(f"--- rank {rank} ({name}): log {stopped['log'] or 'none, it never started'}")
         lines.extend(stopped["tail"])
@@ -324,10 +326,15 @@ def history_lines(hostvars: HostVars, plan: Plan) -> list[str]:
     for record in histories[plan["head"]].get("records", ()):
         marks = [word for word in ("running", "last_good") if histories[plan["head"]].get(word) == record["id"]]
         for name in plan["nodes"]:
-            own = next((one for one in histories[name].get("records", ()) if one["id"] == record["id"]), None)
+            if "records" not in histories[name]:
+                marks.append(f"{name} was not read")
+                continue
+            own = next((one for one in histories[name]["records"] if one["id"] == record["id"]), None)
             if own is None or not own["image_present"]:
                 marks.append(f"{name} has no {'record' if own is None else 'image'}")
         lines.append(record_words(record) + (f" ({', '.join(marks).replace('last_good', 'last good')})" if marks else ""))
+    if "records" not in histories[plan["head"]]:
+        return [f"{plan['head']} was not read: the list is that of rank 0"]
     return lines or [f"nothing of {plan['deployment']} was proven yet"]
 
 

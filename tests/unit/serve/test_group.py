@@ -462,6 +462,8 @@ def test_failure_names_hosts_that_did_not_answer():
     found["a"]["__serve_stopped"] = {"tail": ["last words"], "log": "/var/lib/x.log"}
     text = filters.serve_failure(found, PLAN, "a")
     assert "last words" in text and "/var/lib/x.log" in text and "rank 1 (b): does not answer" in text
+    found["b"]["__serve_stopped"] = {"msg": "The rank cannot be stopped: no space left on device"}
+    assert "rank 1 (b): The rank cannot be stopped: no space left on device: it may still run" in filters.serve_failure(found, PLAN, "a")
     assert filters.unstopped_ranks({"a": {"stop_result": {"tail": []}}, "b": {"stop_result": {"unreachable": True}}}, PLAN) == ["b"]
 
 

@@ -144,6 +144,12 @@ def test_the_history_names_what_a_rank_lacks():
     assert "nothing of d was proven" in filters.history_lines(histories(a=[], b=[]), PLAN)[0]
 
 
+def test_a_history_under_a_limit_says_what_it_did_not_read():
+    seen = histories(last_good=f"{2:012x}")
+    assert "b was not read" in filters.history_lines({**seen, "b": {}}, PLAN)[0]
+    assert filters.history_lines({**seen, "a": {}}, PLAN) == ["a was not read: the list is that of rank 0"]
+
+
 def started(last_good=1, wanted=2, stopped=tuple(NODES)):
     spec = {"labels": {"sparkops.group": f"{wanted:012x}" + "0" * 52}}
     hosts = {}
