@@ -12,11 +12,15 @@ import stat
 import time
 
 import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 
 from ansible_collections.sparkops.inference.plugins.action import lease as lease_action
 from ansible_collections.sparkops.inference.plugins.modules import api_key, lease
 from run_module import run
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 OTHER = {"run_id": "host:1:1", "owner": "carla@host", "since": 0, "expires": 100}
 
 
@@ -103,3 +107,19 @@ def test_no_key_at_all(tmp_path, capsys):
     run(api_key, capsys, state_dir=str(tmp_path))
     gone = run(api_key, capsys, state_dir=str(tmp_path), mode="none")
     assert gone["changed"] and gone["hmac"] == "" and not (tmp_path / "key/api_key").exists()
+
+
+def test_the_lease_outlives_the_time_in_which_nothing_runs():
+    """Between stop and start nobody renews it: the run holds it for the engine's grace, the wait for memory, and some more."""
+    with open(os.path.join(ROOT, "roles/serve/tasks/replace.yml"), encoding="utf-8") as stream:
+        tasks = yaml.safe_load(stream)
+    (block,) = [number for number, task in enumerate(tasks) if "block" in task]
+    held = tasks[block - 1]
+    assert held["ansible.builtin.include_role"]["name"] == "sparkops.inference.lease"
+    variables = {"__serve_spec": {"spec": {"stop_timeout": 60}}, "spark_plan": {"settings": {"memory_wait": 300}}}
+    given = Templar(DataLoader(), variables=variables).template(trust_as_template(held["vars"]["__lease_seconds"]))
+    assert int(given) > 60 + 300 + 120
+    with open(os.path.join(ROOT, "roles/lease/tasks/main.yml"), encoding="utf-8") as stream:
+        module = yaml.safe_load(stream)[0]["sparkops.inference.lease"]
+    seconds = Templar(DataLoader(), variables={"__lease_seconds": given, "omit": ""}).template(trust_as_template(module["seconds"]))
+    assert int(seconds) == int(given)
