@@ -100,13 +100,13 @@ causes:
   elements: str
 """
 
-import concurrent.futures
 import glob
 import io
 import json
 import os
 import tarfile
 import tempfile
+import threading
 import time
 import typing as t
 
@@ -234,7 +234,8 @@ def parts(params: t.Mapping[str, t.Any], api: DockerApi) -> dict[str, t.Callable
         found["stacks.txt"] = lambda: stacks(api, container, params["seconds"] / 2)
     found.update({name: (lambda words=words: run(words)) for name, words in COMMANDS.items()})
     unit = f"sparkops-rank@{os.path.basename(state_dir)}.service"
-    found["service.txt"] = lambda: run(["journalctl", "--no-pager", "--lines", "500", "--unit", unit])
+    # Without root on the node it is a unit of the account.
+    found["service.txt"] = lambda: run(["journalctl", "--no-pager", "--lines", "500", "--unit", unit, "--user-unit", unit])
     found.update({f"state/{name}": (lambda name=name: read_file(os.path.join(state_dir, name))) for name in STATE_FILES})
     # The last runs of the rank, whose logs begin with their time, and what guard and watch have written down.
     for pattern, count in (("logs/[0-9]*.log", 2), ("events/*.json", 3)):
@@ -244,21 +245,25 @@ def parts(params: t.Mapping[str, t.Any], api: DockerApi) -> dict[str, t.Callable
 
 
 def gather(wanted: t.Mapping[str, t.Callable[[], bytes]], seconds: float) -> tuple[dict[str, bytes], list[str]]:
-    """What came within the time, and what did not."""
-    pool = concurrent.futures.ThreadPoolExecutor(max_workers=len(wanted))
-    asked = {name: pool.submit(one) for name, one in wanted.items()}
+    """What came within the time, and what did not. Threads that the end of this process does not wait for, as it would for those of a pool:
+    a group that failed is waiting to be stopped."""
     got: dict[str, bytes] = {}
-    missing = []
-    until = time.monotonic() + seconds
-    for name, one in asked.items():
+    wrong: dict[str, str] = {}
+
+    def ask(name: str, one: t.Callable[[], bytes]) -> None:
         try:
-            got[name] = one.result(timeout=max(0.0, until - time.monotonic()))
-        except concurrent.futures.TimeoutError:
-            missing.append(f"{name}: no answer within {seconds:.0f} s")
+            got[name] = one()
         except (Missing, DockerError, OSError, ValueError, KeyError) as exc:
-            missing.append(f"{name}: {exc}")
-    pool.shutdown(wait=False, cancel_futures=True)
-    return got, missing
+            wrong[name] = str(exc)
+
+    threads = {name: threading.Thread(target=ask, args=(name, one), daemon=True) for name, one in wanted.items()}
+    until = time.monotonic() + seconds
+    for thread in threads.values():
+        thread.start()
+    for thread in threads.values():
+        thread.join(max(0.0, until - time.monotonic()))
+    in_time = {name: got[name] for name in wanted if name in got}
+    return in_time, [f"{name}: {wrong.get(name, f'no answer within {seconds:.0f} s')}" for name in wanted if name not in in_time]
 
 
 def clean(name: str, content: bytes, secrets: t.Collection[str]) -> bytes:

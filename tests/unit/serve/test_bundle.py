@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tarfile
+import threading
 import time
 
 import pytest
@@ -208,6 +209,17 @@ def test_a_part_that_hangs_costs_its_time_and_no_more():
     got, missing = rank_bundle.gather({"slow": lambda: time.sleep(3) or b"", "fast": lambda: b"x"}, 0.3)
     assert time.monotonic() - begun < 2
     assert got == {"fast": b"x"} and missing == ["slow: no answer within 0 s"]
+    assert all(thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()), "the module's end would wait for it"
+
+
+def test_the_journal_of_a_service_without_root_is_collected_too(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(rank_bundle, "run", lambda words: asked.append(words) or b"")
+    state_dir = tmp_path / "lab_tiny"
+    wanted = rank_bundle.parts({"container": "c", "state_dir": str(state_dir), "stacks": False, "log_lines": 1, "hcas": []}, None)
+    wanted["service.txt"]()
+    unit = "sparkops-rank@lab_tiny.service"
+    assert asked[0][-4:] == ["--unit", unit, "--user-unit", unit]
 
 
 def test_the_joined_bundle_names_who_gave_nothing_and_hides_secrets():
