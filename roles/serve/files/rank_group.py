@@ -18,6 +18,8 @@ from _rank_state import heartbeat_path, read_json, write_json
 
 HEARTBEAT_STALE_SECONDS = 5.0
 TAIL_LINES = 60
+# For a rank to be started; and what an answer over the fabric may take longer than the act.
+START_SECONDS, ANSWER_SECONDS = 75, 10
 # Who may stop a rank and mean it to come back: the keeper of rank 0. Every other stop stays one, also across reboots.
 KEEPERS = ("boot", "watch")
 
@@ -116,9 +118,9 @@ class Group:
             "-l", peer["user"], peer["address"], f"{verb} {self.rank['deployment']}",
         ]
         try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds + 10, check=False)
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds + ANSWER_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            return {"service": "unreachable", "error": f"no answer to {verb!r} within {seconds + 10:.0f} s", "container": None, "tail": []}
+            return {"service": "unreachable", "error": f"no answer to {verb!r} within {seconds + ANSWER_SECONDS:.0f} s", "container": None, "tail": []}
         except OSError as exc:  # no ssh, or no memory for it
             return {"service": "unreachable", "error": str(exc), "container": None, "tail": []}
         try:
@@ -161,11 +163,11 @@ class Group:
         """Workers first: rank 0 opens the rendezvous only once everyone it waits for is there."""
         if by == "play" and os.path.exists(self.paths.restarts):
             os.unlink(self.paths.restarts)  # a person looked at it: the keeper may try again
-        answers = self.ask_all(self.workers, "start", 75)
+        answers = self.ask_all(self.workers, "start", START_SECONDS)
         if any(answer.get("error") for answer in answers.values()):
             return answers
         self._record(by, answers)  # before rank 0 runs, so that it never takes a verdict on an earlier start for one on this
-        answers.update(self.ask_all([peer for peer in self.rank["peers"] if peer["rank"] == self.rank["rank"]], "start", 75))
+        answers.update(self.ask_all([peer for peer in self.rank["peers"] if peer["rank"] == self.rank["rank"]], "start", START_SECONDS))
         self._record(by, answers)
         return answers
 

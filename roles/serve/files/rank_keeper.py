@@ -20,9 +20,10 @@ import time
 from _engine_api import call, prove
 from _group_channel import StartWatch
 from _rank_state import keep_newest, read_api_key, read_json, run_place, write_json
-from rank_group import KEEPERS, Poller, is_ready, local_state
+from rank_group import ANSWER_SECONDS, KEEPERS, START_SECONDS, Poller, is_ready, local_state
 
-LEASE_SECONDS = 90
+# The longest act is a start: the workers' part and then rank 0's, each to its limit. No play may come in between the two.
+LEASE_SECONDS = 2 * (START_SECONDS + ANSWER_SECONDS) + 10
 KEPT_EVENTS = 10
 # While nothing needs a quick answer it is enough to learn of a worker's reboot within this time.
 IDLE_POLL_SECONDS = 10.0

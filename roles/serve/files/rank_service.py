@@ -21,7 +21,7 @@ import sys
 # Installed beside this file: the collection's own readers, so that node and modules agree.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from _rank_state import read_json  # noqa: E402
-from rank_group import TAIL_LINES, Group, Paths, local_order, local_state, mark_ready  # noqa: E402
+from rank_group import START_SECONDS, TAIL_LINES, Group, Paths, local_order, local_state, mark_ready  # noqa: E402
 
 VERBS = ["run", "state", "start", "stop", "stop-now", "ready", "group-state", "group-start", "group-stop", "group-ready"]
 
@@ -36,7 +36,7 @@ def answer_to(verb, paths, tail):
     if verb == "ready":
         return mark_ready(paths)
     if verb == "start":
-        return local_order(paths, "run", 75)
+        return local_order(paths, "run", START_SECONDS)
     if verb == "stop":
         return local_order(paths, "stop", rank["stop_timeout"] + 15)
     if verb == "stop-now":

@@ -802,6 +802,13 @@ def test_while_a_play_holds_the_lease_the_keeper_keeps_its_hands_off(kept):
     assert kept.look().startswith("ended: rank 1 booted")
 
 
+def test_the_keepers_lease_outlives_its_longest_start(kept, monkeypatch):
+    group, waited = node.Group(kept.one.paths, kept.rank), []
+    monkeypatch.setattr(group, "ask_all", lambda peers, verb, seconds: waited.append(seconds) or {})
+    group.start("boot")
+    assert len(waited) == 2 and keeper.LEASE_SECONDS > sum(waited) + 10
+
+
 def test_a_lease_of_ours_from_before_a_reboot_is_no_obstacle(kept):
     place = keeper.run_place()
     node.write_json(kept.one.paths.lease, {"run_id": f"{place}:4000000:1", "owner": "x", "since": 1, "expires": time.time() + 60})
