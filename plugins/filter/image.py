@@ -13,11 +13,12 @@ from ansible_collections.sparkops.inference.plugins.module_utils._refusal import
 
 
 def image_differs(own: t.Mapping[str, t.Any], head: t.Mapping[str, t.Any]) -> bool:
-    """Whether a rank has to get the head's image. What check mode only predicts can't be compared: a rank with an image is then taken as equal."""
+    """Whether a rank has to get the head's image. What check mode only predicts can't be compared: a rank with an image is then taken as
+    equal, unless the head is going to have another one and the rank could not ask for that."""
     if not own.get("present"):
         return True
     if not own.get("identity") or not head.get("identity"):
-        return False
+        return bool(own.get("unasked"))
     return not compare(head, own).same
 
 

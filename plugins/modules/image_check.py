@@ -73,6 +73,10 @@ options:
     description: Directory where this node notes what it knows about its images.
     type: path
     required: true
+  user:
+    description: Account of this node that the log belongs to, when the module runs as root.
+    type: str
+    default: ""
   socket:
     description: Socket of the Docker Engine.
     type: path
@@ -118,6 +122,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._docker_api imp
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import KEPT_LOGS, keep_newest
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import identity
 
 TAIL = 80
 
@@ -169,9 +174,12 @@ class ImageCheck:
         return {"changed": True, "proven": not self.module.check_mode, "log": self.log, "known_after": []}
 
     def check(self, image_id: str) -> None:
-        os.makedirs(os.path.dirname(self.log), exist_ok=True)
-        keep_newest(os.path.dirname(self.log), "image-check-*.log", KEPT_LOGS - 1)
-        with open(self.log, "ab") as log:
+        # The first to need the deployment's directory makes it; made by root it would keep the account's own work out.
+        with identity(self.params["user"]):
+            os.makedirs(os.path.dirname(self.log), exist_ok=True)
+            keep_newest(os.path.dirname(self.log), "image-check-*.log", KEPT_LOGS - 1)
+            log = open(self.log, "ab")
+        with log:
             for command in self.params["commands"]:
                 words = [str(word) for word in command]
                 log.write(f"$ {' '.join(words)}\n".encode())
@@ -242,6 +250,7 @@ def main() -> None:
             "deployment": {"type": "str", "required": True},
             "state_dir": {"type": "path", "required": True},
             "state_root": {"type": "path", "required": True},
+            "user": {"type": "str", "default": ""},
             "socket": {"type": "path", "default": "/var/run/docker.sock"},
         },
         supports_check_mode=True,

@@ -190,15 +190,16 @@ from ansible_collections.sparkops.inference.plugins.module_utils._registry impor
 )
 from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, long_options
 
+OR_BUILD = "or let it be built (image_recipe, image_build=when_unavailable)"
 NEXT_STEPS = {
-    "policy": "put the image there, or set image_pull_policy=missing",
-    "denied": "check image_registry_username and image_registry_password, or ask for the right to read this image",
-    "missing": "check image_reference and image_digest",
+    "policy": f"put the image there, set image_pull_policy=missing, {OR_BUILD}",
+    "denied": f"check image_registry_username and image_registry_password, ask for the right to read this image, {OR_BUILD}",
+    "missing": f"check image_reference and image_digest, {OR_BUILD}",
     "platform": "name an image for this platform in image_reference",
     "space": "free disk space where Docker keeps its images",
     "certificate": "make the node's Docker trust this registry (its CA certificate, or insecure-registries in daemon.json)",
     "limit": "log in with image_registry_username, or wait until the limit ends",
-    "unreachable": "check name, route, and proxy of the node, or put the image there and set image_pull_policy=never",
+    "unreachable": f"check name, route, and proxy of the node, put the image there and set image_pull_policy=never, {OR_BUILD}",
     "other": "read the text of the engine above",
 }
 
@@ -235,7 +236,10 @@ class ImagePull(LongModule):
             image = self.image()
         except RegistryError as exc:
             self.lack(exc.kind, str(exc))
-            image = None
+            # An upgrade that could not be had leaves what was there.
+            image = self.find()
+            if image is not None:
+                self.notices.append(f"{self.wanted} could not be pulled, what is here counts: {exc}")
         except DockerError:
             if not self.module.check_mode:
                 raise
@@ -243,7 +247,9 @@ class ImagePull(LongModule):
         if image is None:
             return self.predicted("image") if self.changed else self.described({"present": False})
         self.accept(image)
-        return self.described({**image.as_dict(), "reference": self.reference.tagged, "digest": self.digest or min(image.digests, default=None)})
+        found = {**image.as_dict(), "reference": self.reference.tagged, "digest": self.digest or min(image.digests, default=None)}
+        # For check mode, which cannot compare: an upgrade of the head is one of this node too.
+        return self.described({**found, "unasked": True} if self.pull_error else found)
 
     def image(self) -> Image | None:
         """The image, pulled if need be; None when check mode only predicts it."""
@@ -349,7 +355,7 @@ class ImagePull(LongModule):
                 self.record.share(image.id, image.digests, source, reference=self.reference.tagged, identity=image.identity)
 
     def lack(self, kind: str, text: str) -> None:
-        """No image. Another rank may ship it, but another platform stays wrong wherever it comes from."""
+        """The registry gives none. Another rank may ship it, but another platform stays wrong wherever it comes from."""
         self.changed = False
         self.pull_error = {"kind": kind, "text": text}
         if self.params["required"] or kind == "platform":

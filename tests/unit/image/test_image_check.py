@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -124,6 +125,20 @@ def test_logs_do_not_pile_up(node):
     assert len(list(folder.glob("image-check-*.log"))) == image_check.KEPT_LOGS
 
 
+def test_the_deployments_directory_is_made_by_the_account_and_not_by_root(node, monkeypatch):
+    folder, steps = node.folder / "test/logs", []
+
+    @contextlib.contextmanager
+    def identity(user):
+        steps.append((user, folder.exists()))
+        yield
+        steps.append((user, folder.exists()))
+
+    monkeypatch.setattr(image_check, "identity", identity)
+    assert node.run(user="me")["proven"]
+    assert steps == [("me", False), ("me", True)]
+
+
 def test_log_parts_may_be_cut_anywhere():
     data = part(b"one\n") + part(b"", 2) + part(b"two\n", 2)
     assert b"".join(image_check.demultiplexed([data[index : index + 3] for index in range(0, len(data), 3)])) == b"one\ntwo\n"
@@ -191,6 +206,8 @@ PLAN = {"nodes": ["spark-1", "spark-2", "spark-3"], "head": "spark-1", "image": 
         ({**HEAD, "id": "sha256:2", "digests": [], "layers": ["x"], "identity": "y"}, HEAD, True),
         ({"present": True}, HEAD, False),
         (HEAD, {"present": True}, False),
+        ({**HEAD, "unasked": True}, {"present": True}, True),
+        ({**HEAD, "unasked": True}, HEAD, False),
         ({"present": False}, {"present": True}, True),
     ],
 )

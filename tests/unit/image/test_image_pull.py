@@ -305,6 +305,22 @@ def test_policy_never(node):
     assert node.run(policy="never", required=False)["pull_error"]["kind"] == "policy"
 
 
+def test_a_refusal_names_the_option_that_would_build(node):
+    node.offers((404, {"message": "manifest unknown: manifest unknown"}))
+    for policy in ("missing", "never"):
+        assert "image_build=when_unavailable" in node.run(policy=policy)["msg"]
+
+
+def test_an_upgrade_that_cannot_be_had_leaves_what_is_there(node):
+    """A worker without registry has the image all the same: it may be the head's, and nothing has to be shipped."""
+    node.has(IMAGE)
+    node.offers((500, {"message": "dial tcp 198.51.100.1:5000: connect: connection refused"}))
+    result = node.run(policy="always", required=False)
+    assert result["image"]["present"] and result["image"]["id"] == IMAGE["Id"] and result["image"]["unasked"] and not result["changed"]
+    assert result["pull_error"]["kind"] == "unreachable" and "what is here counts" in result["notices"][0]
+    assert "image.unreachable" in node.run(policy="always")["msg"], "who has to have the newest is told"
+
+
 def test_a_first_pull_needs_room(node, monkeypatch):
     node.offers(offer())
     result = node.run(size=1 << 60)
