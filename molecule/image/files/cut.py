@@ -29,12 +29,14 @@ def staged() -> int:
 
 
 def connections(unit: str) -> list[int]:
-    """The ssh programs in the control group of the unit."""
+    """The ssh programs of the unit. Looked for among the processes: a walk through all control groups is slower than the ship."""
     found = []
-    for procs in pathlib.Path("/sys/fs/cgroup").rglob(f"{unit}.service/cgroup.procs"):
-        for pid in procs.read_text().split():
-            if pathlib.Path(f"/proc/{pid}/comm").read_text().strip() == "ssh":
-                found.append(int(pid))
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "comm").read_text().strip() == "ssh" and f"/{unit}.service" in (process / "cgroup").read_text():
+                found.append(int(process.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
     return found
 
 
