@@ -68,8 +68,8 @@ class Node:
         return result.stdout.decode()
 
     def timed(self, script: str) -> float:
-        """Seconds on the node itself, without the login."""
-        lines = self.run(f"a=$(date +%s.%N); {script}; b=$(date +%s.%N); echo; echo $a $b").split()
+        """Seconds on the node itself, without the login. What fails ends the benchmark: it would be the fastest."""
+        lines = self.run(f"set -e; a=$(date +%s.%N); {script}; b=$(date +%s.%N); echo; echo $a $b").split()
         return float(lines[-1]) - float(lines[-2])
 
     def home(self) -> str:
@@ -100,7 +100,7 @@ class Contest:
         for path in files:
             self.source.run(f"cat >{FOLDER}/{path.name}", path.read_bytes())
         with tempfile.TemporaryDirectory() as folder:
-            code = _unit.install_code([_image_ship, *_unit.loaded_code()], folder)
+            code = _unit.install_code([_image_ship, *_unit.loaded_code()], os.path.join(folder, "lib"))
             archive = subprocess.run(["tar", "-C", code, "-cf", "-", "."], stdout=subprocess.PIPE, check=True).stdout
         self.target.run(f"mkdir -p {FOLDER}/code && tar -C {FOLDER}/code -xf -", archive)
         self.target.run(f"cat >{FOLDER}/ship.py", SHIP.format(folder=FOLDER).encode())
