@@ -14,9 +14,12 @@ import typing as t
 
 import pytest
 from conftest import STUB, Played, inventory_with, on, play
+from lab_registry import TWO_PLATFORMS, publish_two_platforms
 
 OLD, NEW = "spark-1", "spark-4"
 SECOND = STUB.replace(":1", ":2")
+# The lab's own rule, by which only the first node reaches the registries.
+UNREACHABLE = "OUTPUT --protocol tcp --destination 198.18.0.1 --match multiport --destination-ports 5000,5001 --jump REJECT"
 SETTINGS = {
     "serve_profile": "lab_tiny", "bootstrap_docker_group": True, "bootstrap_state_dir": True, "bootstrap_node_keys": True, "bootstrap_packages": True,
 }  # fmt: skip
@@ -95,3 +98,29 @@ def test_from_the_new_engine_to_the_old_one_and_not_twice(inventories, mode):
     same(STUB)
     again = image(inventories, "to_old", **settings)
     assert again.code == 0 and again.changed == {OLD: 0, NEW: 0}, again.text[-4000:]
+
+
+@pytest.fixture(name="index")
+def fixture_index() -> t.Iterator[str]:
+    """An index of two platforms, and the new engine can pull it."""
+    digest = publish_two_platforms()["index"]
+    for node in (OLD, NEW):
+        forget(node, TWO_PLATFORMS)
+    on(NEW, f"iptables --delete {UNREACHABLE}")
+    yield digest
+    on(NEW, f"iptables --append {UNREACHABLE}")
+    for node in (OLD, NEW):
+        forget(node, TWO_PLATFORMS)
+
+
+def test_an_index_that_the_new_engine_has_pulled_comes_to_the_old_one_in_another_way(inventories, index):
+    """Its store keeps the index, which Docker 26 cannot push in part: no layers can be asked for, and the whole archive comes instead."""
+    settings = {"image_reference": TWO_PLATFORMS, "image_pull_on": "head"}
+    done = image(inventories, "to_old", **settings)
+    assert done.code == 0 and done.changed[NEW] > 0 and done.changed[OLD] > 0, done.text[-4000:]
+    assert document(NEW, TWO_PLATFORMS)["Id"] == index, "this store does not keep the index, so this lab shows nothing"
+    same(TWO_PLATFORMS)
+    assert "mode layers failed, stream is tried" in done.text and ship(OLD, "to_old")["mode"] == "stream"
+    for policy in ("missing", "always"):
+        again = image(inventories, "to_old", image_pull_policy=policy, **settings)
+        assert again.code == 0 and again.changed == {OLD: 0, NEW: 0}, again.text[-4000:]
