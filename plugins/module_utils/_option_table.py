@@ -417,7 +417,7 @@ _IMAGE: dict[str, dict[str, t.Any]] = {
     "image_reference": {
         "kind": "str",
         "role": "image",
-        "pattern": r"[^\s@]+",
+        "pattern": r"[^\s@]+:[\w.-]+",
         "form": "an image reference with a tag and without a digest",
         "upstream": ["IMAGE"],
         "description": "The container image with its tag. The profile gives the default.",
