@@ -285,13 +285,14 @@ class SyncJob(Transfer):
             self.pull(copy)
         seconds = time.monotonic() - began
         self.check_headers(copy)
-        manifests.publish(copy.tree, copy.manifest)
-        note_damage(copy.tree, ())
         shutil.rmtree(copy.staging, ignore_errors=True)
         self.progress.begin("evict", message="giving the copied pages back")
         evict([os.path.join(copy.tree, file.path) for file in files])
         self.note_rate("copy", total, seconds)
         self.report[copy.name] = {"files": len(files), "bytes": total, "seconds": round(seconds, 2), "transport": self.request["transport"]}
+        # Last, when every byte is on the disk: after a loss of power a manifest must not vouch for files that did not get there.
+        manifests.publish(copy.tree, copy.manifest)
+        note_damage(copy.tree, ())
 
     def pull(self, copy: Copy) -> None:
         """Take files from the nearest peer that has them, and all that is left from the head."""

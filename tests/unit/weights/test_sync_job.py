@@ -257,6 +257,32 @@ def test_a_killed_receiver_leaves_no_short_file_and_goes_on(group, transport):
     assert group.run(transport=transport)["ok"] and group.same()
 
 
+def test_the_manifest_comes_when_every_byte_is_on_the_disk(group, monkeypatch):
+    """A loss of power between the two would leave a tree that is called complete and is not."""
+    on_disk, tree = [], group.tree("worker")
+
+    def transport(_peer, source, files, _streams, sink, _control):
+        for file in files:
+            shutil.copy(os.path.join(source, file.path), sink.staged(file.path))
+            sink.arrived(file, file.sha256)
+
+    def evict(paths):
+        on_disk.extend(paths)
+        assert manifests.load(str(tree)) is None
+
+    monkeypatch.setattr(_node_copy, "rsync_copy", transport)
+    monkeypatch.setattr(_sync_job, "evict", evict)
+    state = group.root / "worker/state"
+    state.mkdir(parents=True)
+    request = {
+        "artefacts": [{"name": "model", "directory": DIRECTORY, "manifest": group.manifest.as_dict()}], "weights_root": str(group.root / "worker/weights"),
+        "state_dir": str(state), "node": "worker", "sources": [group.source("head")], "key": "", "known_hosts": "", "method": "rsync", "policy": "auto",
+        "verify": False, "transport": "ssh", "streams": 1, "stall_seconds": 5, "space_margin": 0, "reserve": [],
+    }  # fmt: skip
+    assert _sync_job.SyncJob(request, _unit.Progress(str(state / "progress.json"))).run()["changed"]
+    assert sorted(on_disk) == sorted(str(tree / file.path) for file in group.manifest.files) and group.same()
+
+
 def test_a_damaged_source_is_named(group, transport):
     damage(group.tree("head") / SHARD)
     refusal = group.refused(transport=transport)
