@@ -113,6 +113,8 @@ from ansible_collections.sparkops.inference.plugins.module_utils._nfs_plan impor
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 CONNECT_SECONDS = 5.0
+# The kernel tries a lost connection again only after up to half a lease, which is 45 s with the usual one, however soon the server is back.
+LOOKS_AGAIN = 5
 
 
 def reachable(server: str) -> str:
@@ -150,7 +152,7 @@ class Client:
         """What to do about each tree. All mounts are asked at the same time."""
         present = [(wanted, self.current(wanted.path)) for wanted in self.trees]
         network = [mount for _wanted, mount in present if mount and mount.type in _mounts.NETWORK_TYPES]
-        states = {mount.path: look.state for mount, look in zip(network, _limited.look_at(network, self.seconds))}
+        states = {mount.path: look.state for mount, look in self.look_at(network)}
         ours = {wanted.path for wanted in self.trees}
         others = [mount for mount in self.mounts if mount.type in _mounts.NETWORK_TYPES and mount.path not in ours]
         result = []
@@ -162,6 +164,17 @@ class Client:
                 state = states.get(wanted.path, "")
                 result.append((wanted, mount, _nfs_plan.plan_mount(wanted, mount, state, users, others, self.module.params["recover"])))
         return result
+
+    def look_at(self, mounts: t.Sequence[Mount]) -> list[tuple[Mount, _limited.Look]]:
+        """State of each mount. One of our server, whose port has just answered, is given the time to come back by itself."""
+        looks = dict(zip(mounts, _limited.look_at(mounts, self.seconds)))
+        patient = self.module.params["state"] == "mounted" and not self.module.check_mode
+        for _again in range(LOOKS_AGAIN if patient else 0):
+            silent = [mount for mount, look in looks.items() if look.state == "dead" and mount.server == self.server]
+            if not silent:
+                break
+            looks.update(zip(silent, _limited.look_at(silent, self.seconds)))
+        return list(looks.items())
 
     @staticmethod
     def retire(mount: Mount | None, users: t.Sequence[_mounts.User]) -> Step:
@@ -270,7 +283,7 @@ class Client:
             if mount is None
         ]
         there = [mount for mount in mounts if mount]
-        refusals += [_limited.refusal(self.node, mount, look) for mount, look in zip(there, _limited.look_at(there, self.seconds)) if look.state != "live"]
+        refusals += [_limited.refusal(self.node, mount, look) for mount, look in self.look_at(there) if look.state != "live"]
         if refusals:
             self.fail(refusals)
         return [

@@ -271,6 +271,21 @@ def test_a_dead_server_is_said_before_any_mount_is_touched(node, monkeypatch, ca
     assert ids(result) == ["sync.nfs_dead"] and HEAD in result["msg"]
 
 
+def test_a_rank_that_reads_keeps_its_mount_while_the_server_comes_back(node, monkeypatch, capsys):
+    """The port answers at once; the kernel's own connection takes two looks more."""
+    node.mounts, node.users = [node.mount()], [_mounts.User(7, "python3", "0123456789ab")]
+    states = ["dead", "dead", "live", "live"]
+    monkeypatch.setattr(_limited, "look_at", lambda mounts, _seconds: [_limited.Look(states.pop(0), "") for _mount in mounts])
+    result = node.call(monkeypatch, capsys)
+    assert not result["changed"] and result["steps"][0]["action"] == "keep" and states == []
+
+
+def test_a_server_that_stays_silent_behind_its_port_is_waited_for_only_so_long(node, monkeypatch, capsys):
+    node.mounts, node.users, looks = [node.mount()], [_mounts.User(7, "python3", "0123456789ab")], []
+    monkeypatch.setattr(_limited, "look_at", lambda mounts, _seconds: [looks.append(mount) or _limited.Look("dead", "") for mount in mounts])
+    assert ids(node.call(monkeypatch, capsys)) == ["sync.nfs_used"] and len(looks) == 1 + nfs_mount.LOOKS_AGAIN
+
+
 def test_a_copy_below_the_mount_is_told(node, monkeypatch, capsys):
     os.makedirs(node.path)
     with open(os.path.join(node.path, "shard"), "wb") as stream:
