@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
-import threading
 import time
 
+import plays
 import pytest
-from conftest import VMLAB, lab, on, play, until
+from conftest import INVENTORY, VMLAB, lab, on, play, until
 
 HEAD, WORKER = "spark-1", "spark-2"
 SERVER, CLIENT = "198.51.100.11", "198.51.100.12"
@@ -25,6 +26,7 @@ ZFS = {
     "weight_sync_space_margin": "64 MiB",
 }  # fmt: skip
 REPLICA = f"{POOL_ROOT}/.replica"
+RSYNC = {"weight_sync_method": "rsync"}
 
 
 def tree(machine=HEAD, root=ROOT):
@@ -35,14 +37,61 @@ def hashes(machine, folder):
     return on(machine, f"cd {folder} && timeout 60 sha256sum $(find . -type f | sort)")
 
 
+@contextlib.contextmanager
+def slow_rail(rate, burst):
+    """What the head sends over its first rail comes slowly."""
+    on(HEAD, f"tc qdisc replace dev enp1s0f1np1 root tbf rate {rate} burst {burst} latency 50ms")
+    try:
+        yield
+    finally:
+        on(HEAD, "tc qdisc del dev enp1s0f1np1 root")
+
+
+@contextlib.contextmanager
+def copying(**variables):
+    """A play that copies the model's 2 MB for 40 s, as soon as it has brought something."""
+    on(WORKER, f"rm -rf {tree()} {tree()}.manifest.json")
+    with slow_rail("400kbit", "16k"):
+        going = plays.Playing("sync", inventory=INVENTORY, variables={**RSYNC, **variables})
+        try:
+            until("bytes in the staging folder", staged, 300)
+            yield going
+        finally:
+            if going.process.poll() is None:
+                going.kill()
+
+
+def staged():
+    """Whether the staging folder of the worker holds something."""
+    return on(WORKER, f"find {ROOT}/.sparkops-incoming -type f -size +30k 2>/dev/null || true").strip() != ""
+
+
+def short_files():
+    """Files of the worker that have their final name and not their size."""
+    sizes = {item["path"]: item["size"] for item in json.loads(on(HEAD, f"cat {tree()}.manifest.json"))["files"]}
+    there = on(WORKER, f"cd {tree()} 2>/dev/null && find . -type f -printf '%P %s\\n' || true").splitlines()
+    return [line for line in there if sizes[line.rsplit(" ", 1)[0]] != int(line.rsplit(" ", 1)[1])]
+
+
+def completed():
+    """The next run brings what lacks, and leaves nothing beside it."""
+    fine(play("sync", variables=RSYNC))
+    assert hashes(WORKER, tree()) == hashes(HEAD, tree()) and on(WORKER, f"find {ROOT}/.sparkops-incoming -type f 2>/dev/null || true") == ""
+
+
 def changed(done):
     return sum(done.changed.values())
+
+
+def flat(done):
+    """What was printed, as one line: long texts of a result are folded."""
+    return " ".join(done.text.split())
 
 
 def refused(done, *words):
     assert done.code != 0, done.text[-3000:]
     for word in words:
-        assert word in done.text, done.text[-3000:]
+        assert word in flat(done), done.text[-3000:]
 
 
 def fine(done):
@@ -50,8 +99,8 @@ def fine(done):
     return done
 
 
-@pytest.fixture(name="staged", scope="module")
-def fixture_staged():
+@pytest.fixture(name="model", scope="module")
+def fixture_model():
     """Keys, gates, the image, and the model on the head."""
     for name in ("bootstrap", "weights"):
         fine(play(name))
@@ -60,12 +109,13 @@ def fixture_staged():
 # --- NFS -------------------------------------------------------------------------------------------------------
 
 
-def test_auto_says_what_fits_and_copies(staged):
+def test_auto_says_what_fits_and_copies(model):
     done = fine(play("sync", "--check"))
-    assert "rsync fits" in done.text and "nfs fits" in done.text and "zfs does not fit" in done.text and "taken: rsync" in done.text
+    for word in ("rsync fits", "nfs fits", "zfs does not fit", "taken: rsync"):
+        assert word in flat(done), done.text[-3000:]
 
 
-def test_a_worker_without_the_client_is_refused_by_the_packages_name(staged):
+def test_a_worker_without_the_client_is_refused_by_the_packages_name(model):
     on(WORKER, "mv /sbin/mount.nfs /sbin/mount.nfs.away")
     try:
         refused(play("sync", variables=NFS), "sync.method", "nfs-common", "rsync would work")
@@ -74,7 +124,7 @@ def test_a_worker_without_the_client_is_refused_by_the_packages_name(staged):
         on(WORKER, "mv /sbin/mount.nfs.away /sbin/mount.nfs")
 
 
-def test_shared_read_back_mounted_and_proven(staged):
+def test_shared_read_back_mounted_and_proven(model):
     on(HEAD, f"echo hf_secret > {ROOT}/token; chmod 600 {ROOT}/token")
     fine(play("sync", variables=NFS))
     table = on(HEAD, "exportfs -v")
@@ -92,7 +142,7 @@ def test_shared_read_back_mounted_and_proven(staged):
     assert "bg" in on(WORKER, "grep nfs4 /etc/fstab")
 
 
-def test_nothing_but_the_tree_can_be_reached(staged):
+def test_nothing_but_the_tree_can_be_reached(model):
     for path in (ROOT, "/var/lib/sparkops", "/"):
         mounted = f"mkdir -p /mnt/x; timeout 30 mount -t nfs4 -o ro,retry=0 {SERVER}:{path} /mnt/x && timeout 10 ls -laR /mnt/x"
         found = on(WORKER, f"{mounted}; cat /mnt/x/token /mnt/x/weights/token /mnt/x{ROOT}/token; umount -l /mnt/x; true", check=False)
@@ -100,13 +150,14 @@ def test_nothing_but_the_tree_can_be_reached(staged):
     assert on(WORKER, f"touch {tree()}/x 2>&1 || true").strip().endswith("Read-only file system")
 
 
-def test_a_second_run_changes_nothing(staged):
-    assert changed(fine(play("sync", variables=NFS))) == 0
-    done = fine(play("share", variables=NFS))
-    assert changed(done) == 0 and on(HEAD, "docker ps -aq") == ""
+def test_a_second_run_changes_nothing(model):
+    containers = [on(machine, "docker ps -a --no-trunc --format '{{.ID}} {{.State}}'") for machine in (HEAD, WORKER)]
+    for name in ("sync", "share"):
+        assert changed(fine(play(name, variables=NFS))) == 0, name
+    assert [on(machine, "docker ps -a --no-trunc --format '{{.ID}} {{.State}}'") for machine in (HEAD, WORKER)] == containers
 
 
-def test_the_rank_reads_through_the_mount(staged):
+def test_the_rank_reads_through_the_mount(model):
     fine(play("image", variables=NFS))
     fine(play("serve", variables=NFS))
     pid = on(WORKER, "docker inspect -f '{{.State.Pid}}' lab_tiny-rank1").strip()
@@ -121,7 +172,7 @@ def timed(name, seconds=60, **variables):
     assert done.ended - done.begun < seconds, f"{name} took {done.ended - done.begun:.0f} s"
 
 
-def test_a_dead_server_holds_no_play_and_readers_go_on(staged):
+def test_a_dead_server_holds_no_play_and_readers_go_on(model):
     wanted = on(HEAD, f"sha256sum {tree()}/config.json").split()[0]
     # A rank that reads all the time, past every cache.
     read = "f = os.open('/model/config.json', os.O_RDONLY); os.posix_fadvise(f, 0, 0, 4); os.read(f, 9); os.close(f); time.sleep(0.2)"
@@ -142,7 +193,7 @@ def test_a_dead_server_holds_no_play_and_readers_go_on(staged):
     assert "lab_tiny-rank1" not in on(WORKER, "docker ps --format '{{.Names}}'")
 
 
-def test_other_options_are_refused_in_use_and_mounted_anew_when_unused(staged):
+def test_other_options_are_refused_in_use_and_mounted_anew_when_unused(model):
     path = tree()
     on(WORKER, f"umount {path} && mount -t nfs4 -o ro,nfsvers=4.1,soft {SERVER}:{path} {path}")
     container = on(WORKER, f"docker run -d -v {path}:/x:ro --entrypoint sleep 198.18.0.1:5000/sparklab/stub:1 600").strip()
@@ -153,22 +204,23 @@ def test_other_options_are_refused_in_use_and_mounted_anew_when_unused(staged):
     assert "vers=4.2" in options and "hard" in options and "nconnect=8" in options
 
 
-def test_the_play_share_starts_a_stopped_server(staged):
+def test_the_play_share_starts_a_stopped_server(model):
     on(HEAD, "systemctl stop nfs-server")
     fine(play("share", variables=NFS))
     assert hashes(WORKER, tree()) == hashes(HEAD, tree())
 
 
-def test_a_stale_handle_is_told_in_seconds_and_mended_by_the_recovery(staged):
+def test_a_stale_handle_is_told_in_seconds_and_mended_by_the_recovery(model):
     path = tree()
     on(HEAD, f"mv {path} {path}.old && cp -a {path}.old {path} && rm -r {path}.old && exportfs -f")
-    done = play("sync", variables=NFS, timeout=120)
-    refused(done, "sync.nfs_stale", SERVER, "recover")
+    # The client asks for the folder's number again only when what it remembers is old (acdirmax, 60 s); until then all reads are right.
+    until("a stale handle", lambda: "Stale file handle" in on(WORKER, f"timeout 10 stat {path} 2>&1 || true"), 150)
+    refused(play("sync", variables=NFS, timeout=120), "sync.nfs_stale", SERVER, "recover")
     fine(play("share", "--tags", "recover", variables=NFS))
     assert hashes(WORKER, path) == hashes(HEAD, path)
 
 
-def test_the_mount_is_there_again_after_both_reboot(staged):
+def test_the_mount_is_there_again_after_both_reboot(model):
     """The worker is up first, and waits for the head."""
     lab("power-off", HEAD, WORKER)
     lab("power-on", WORKER)
@@ -178,48 +230,68 @@ def test_the_mount_is_there_again_after_both_reboot(staged):
     assert hashes(WORKER, tree()) == hashes(HEAD, tree())
 
 
-def test_from_shared_folders_back_to_copies(staged):
-    fine(play("sync", variables={"weight_sync_method": "rsync"}))
+def test_from_shared_folders_back_to_copies(model):
+    fine(play("sync", variables=RSYNC))
     assert " nfs4 " not in on(WORKER, "cat /proc/mounts") and "nfs4" not in on(WORKER, "cat /etc/fstab")
     assert on(HEAD, "exportfs -v").strip() == "" and hashes(WORKER, tree()) == hashes(HEAD, tree())
 
 
-def test_a_power_cut_during_a_copy_leaves_no_short_file_and_the_next_run_completes(staged):
-    path = tree()
-    on(WORKER, f"rm -r {path} {path}.manifest.json")
-    on(HEAD, "tc qdisc replace dev enp1s0f1np1 root tbf rate 400kbit burst 16k latency 50ms")
-    try:
-        results = []
-        thread = threading.Thread(target=lambda: results.append(play("sync", variables={"weight_sync_method": "rsync"})))
-        thread.start()
-        until("bytes in the staging folder", lambda: on(WORKER, f"find {ROOT}/.sparkops-incoming -type f -size +30k 2>/dev/null || true").strip() != "", 120)
+def test_a_power_cut_during_a_copy_leaves_no_short_file_and_the_next_run_completes(model):
+    with copying() as going:
         lab("power-off", WORKER)
         lab("power-on", WORKER)
-        thread.join()
-        assert results[0].code != 0 and "sync.job_died" in results[0].text, results[0].text[-3000:]
-    finally:
-        on(HEAD, "tc qdisc del dev enp1s0f1np1 root")
-    sizes = {item["path"]: item["size"] for item in json.loads(on(HEAD, f"cat {path}.manifest.json"))["files"]}
-    there = on(WORKER, f"cd {path} 2>/dev/null && find . -type f -printf '%P %s\\n' || true").splitlines()
-    assert all(sizes[name] == int(size) for name, size in (line.rsplit(" ", 1) for line in there))
-    fine(play("sync", variables={"weight_sync_method": "rsync"}))
-    assert hashes(WORKER, path) == hashes(HEAD, path)
+        done = going.end(1200)
+    # A play whose node is away for longer than its patience has nobody to ask what became of the copy.
+    assert done.code != 0 and ("sync.job_died" in done.text or "UNREACHABLE" in done.text), done.text[-3000:]
+    assert short_files() == [] and on(WORKER, f"ls {tree()}.manifest.json 2>/dev/null || true") == ""
+    completed()
+
+
+def test_a_killed_sender_of_the_fabric_is_asked_again(model):
+    """The gate dies with its sockets; the worker asks a new one for the rest, and the play ends well by itself."""
+    with copying(weight_sync_transport="fabric") as going:
+        on(HEAD, "pkill -KILL -f source_gate.py")
+        fine(going.end(900))
+    assert hashes(WORKER, tree()) == hashes(HEAD, tree()) and not staged()
+
+
+def test_a_link_that_drops_during_a_copy_is_told_and_the_next_run_goes_on(model):
+    with copying(weight_sync_stall_timeout=10) as going:
+        lab("link", HEAD, "1", "down")
+        try:
+            done = going.end(900)
+        finally:
+            lab("link", HEAD, "1", "up")
+    assert "[sync.link]" in done.text or "[sync.stalled]" in done.text, done.text[-3000:]
+    refused(done, WORKER, SERVER, "what arrived is kept")
+    assert short_files() == [] and staged() and on(WORKER, f"ls {tree()}.manifest.json 2>/dev/null || true") == ""
+    # networkd takes the addresses of a rail without carrier away, and gives them back with it.
+    until("the rail is back", lambda: SERVER in on(HEAD, "ip -4 address show dev enp1s0f1np1"), 60)
+    completed()
 
 
 # --- ZFS -------------------------------------------------------------------------------------------------------
 
 
 def snapshots(machine):
-    return [line.split("\t") for line in on(machine, "zfs list -Hp -t snapshot -o name,guid tank/weights 2>/dev/null || true").splitlines()]
+    """Name and GUID of each, the oldest first."""
+    return [line.split("\t") for line in on(machine, "zfs list -Hp -d 1 -t snapshot -s createtxg -o name,guid tank/weights 2>/dev/null || true").splitlines()]
 
 
-def test_a_disk_that_is_not_empty_is_refused(staged):
+@pytest.fixture(name="imported", scope="module")
+def fixture_imported(model):
+    """Pools are imported at boot, as Debian has it; the machines' disk has these units off, for boots without pools."""
+    for machine in (HEAD, WORKER):
+        on(machine, "systemctl enable zfs-load-module.service zfs-import-cache.service zfs-import.target zfs-mount.service zfs.target")
+
+
+def test_a_disk_that_is_not_empty_is_refused(imported):
     on(HEAD, "printf x | dd of=/dev/vdc bs=1 seek=70000 conv=notrunc status=none")
     refused(play("weights", variables=ZFS), "sync.zfs_device", "byte 70000 is not zero")
     on(HEAD, "printf '\\0' | dd of=/dev/vdc bs=1 seek=70000 conv=notrunc status=none; ! zpool list -H tank")
 
 
-def test_a_replica_is_made_mounted_and_proven(staged):
+def test_a_replica_is_made_mounted_and_proven(imported):
     for name in ("bootstrap", "weights", "sync"):
         fine(play(name, variables=ZFS))
     found = on(HEAD, "zfs get -Hp -o property,value recordsize,atime,compression,mountpoint tank/weights")
@@ -232,37 +304,35 @@ def test_a_replica_is_made_mounted_and_proven(staged):
     assert "alice" in on(HEAD, "zfs allow tank/weights") and "bob" in on(WORKER, "zfs allow tank")
 
 
-def test_a_second_run_takes_no_snapshot_and_sends_nothing(staged):
+def test_a_second_run_takes_no_snapshot_and_sends_nothing(imported):
     before = snapshots(HEAD)
     assert changed(fine(play("sync", variables=ZFS))) == 0
     assert snapshots(HEAD) == before
 
 
-def test_a_change_is_sent_as_a_difference_and_a_cut_one_goes_on_with_its_token(staged):
+def test_a_change_is_sent_as_a_difference_and_a_cut_one_goes_on_with_its_token(imported):
     path = tree(HEAD, POOL_ROOT)
-    on(HEAD, f"head -c 120000000 /dev/urandom > {path}/extra.bin; tc qdisc replace dev enp1s0f1np1 root tbf rate 60mbit burst 64k latency 50ms")
-    try:
-        results = []
-        thread = threading.Thread(target=lambda: results.append(play("sync", variables=ZFS)))
-        thread.start()
-        until("a receive", lambda: "zfs receive" in on(WORKER, "pgrep -af 'zfs receive' || true"), 120)
-        time.sleep(4)
+    on(HEAD, f"head -c 120000000 /dev/urandom > {path}/extra.bin")
+    with slow_rail("30mbit", "64k"):
+        going = plays.Playing("sync", inventory=INVENTORY, variables=ZFS)
+        until("a receive", lambda: "zfs receive" in on(WORKER, "pgrep -af 'zfs receive' || true"), 300)
+        # What a token counts is on the disk, which is written every five seconds.
+        time.sleep(15)
         lab("power-off", WORKER)
         lab("power-on", WORKER)
-        thread.join()
-        assert results[0].code != 0
-        assert on(WORKER, "zfs get -H -o value receive_resume_token tank/weights").strip() != "-"
-        # What is mounted is still the old content: no short file anywhere.
-        assert "extra.bin" not in on(WORKER, f"ls {path}/")
-    finally:
-        on(HEAD, "tc qdisc del dev enp1s0f1np1 root")
+        assert going.end(1200).code != 0
+    assert on(WORKER, "zfs get -H -o value receive_resume_token tank/weights").strip() != "-"
+    # What is mounted is still the old content: no short file anywhere.
+    assert "extra.bin" not in on(WORKER, f"ls {path}/")
     done = fine(play("sync", variables=ZFS))
     assert "resume to sparkops-" in done.text
+    sent = json.loads(on(WORKER, "cat /var/lib/sparkops/lab_tiny/jobs/zfs/result.json"))["artefacts"]["replica"]["bytes"]
+    assert 0 < sent < 118_000_000, f"{sent} bytes of 120 MB were sent again"
     assert hashes(WORKER, path + "/") == hashes(HEAD, path)
     assert snapshots(HEAD)[-1] == snapshots(WORKER)[-1] and on(WORKER, "zfs get -H -o value receive_resume_token tank/weights").strip() == "-"
 
 
-def test_a_token_that_leads_nowhere_is_given_up_and_said(staged):
+def test_a_token_that_leads_nowhere_is_given_up_and_said(imported):
     """A cut receive whose source snapshot was destroyed since."""
     path = tree(HEAD, POOL_ROOT)
     on(HEAD, f"head -c 30000000 /dev/urandom > {path}/extra.bin; zfs snapshot tank/weights@sparkops-gone")
@@ -275,7 +345,7 @@ def test_a_token_that_leads_nowhere_is_given_up_and_said(staged):
     assert "gave up a cut receive" in done.text and hashes(WORKER, path + "/") == hashes(HEAD, path)
 
 
-def test_a_replica_that_differs_is_refused_and_what_would_be_lost_is_named(staged):
+def test_a_replica_that_differs_is_refused_and_what_would_be_lost_is_named(imported):
     path = tree(HEAD, POOL_ROOT)
     on(WORKER, "zfs snapshot tank/weights@by-hand")
     on(HEAD, f"date > {path}/extra.txt")
@@ -285,11 +355,11 @@ def test_a_replica_that_differs_is_refused_and_what_would_be_lost_is_named(stage
     assert "giving up, as set" in done.text and "by-hand" not in on(WORKER, "zfs list -H -t snapshot -o name")
 
 
-def test_snapshots_are_pruned(staged):
+def test_snapshots_are_pruned(imported):
     assert len(snapshots(HEAD)) <= 2 and len(snapshots(WORKER)) <= 2
 
 
-def test_a_rollback_takes_every_node_back(staged):
+def test_a_rollback_takes_every_node_back(imported):
     path = tree(HEAD, POOL_ROOT)
     name = snapshots(HEAD)[-1][0].partition("@")[2]
     wanted = hashes(HEAD, path)
