@@ -33,6 +33,7 @@ ROUNDS = 4
 ASK_SECONDS = 120
 BLOCK = 1024 * 1024
 PROGRAM_PATHS = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin"
+INCOMPLETE = "incomplete stream"
 WORDS = (
     ("out of space", "zfs_space"),
     ("permission denied", "zfs_rights"),
@@ -278,13 +279,18 @@ class ReceiveJob(Transfer):
     def judge(self, received: int, sink_words: str, sent: int, source_words: str, stalled: bool) -> None:
         if stalled:
             raise CopyError("stalled", f"no byte arrived for {self.request['stall_seconds']} s")
-        known = next((kind for text, kind in WORDS if text in sink_words), None)
+        words = " ".join(sink_words.split())
+        # With -s the receiver has the same words for a stream that is damaged and for one that ends early. It ended the sender in the first
+        # case (a signal, below zero); in the second the sender has ended by itself, and a new one goes on.
+        if received and INCOMPLETE in words and sent > 0:
+            raise self.peer.explain(source_words, sent)
+        known = next((kind for text, kind in WORDS if text in words), None)
         if received and known:
-            raise ReceiveError(known, sink_words.strip())
+            raise ReceiveError(known, words)
         if sent:
             raise self.peer.explain(source_words, sent)
         if received:
-            raise ReceiveError("zfs_stream", sink_words.strip() or f"zfs receive ended with {received}")
+            raise ReceiveError("zfs_stream", words or f"zfs receive ended with {received}")
 
     def watch(self, source: subprocess.Popen, ended: threading.Event, stalled: threading.Event) -> None:
         """Bytes are the only sign of life; the receiver may take a while after the last one."""

@@ -332,6 +332,19 @@ def test_a_change_is_sent_as_a_difference_and_a_cut_one_goes_on_with_its_token(i
     assert snapshots(HEAD)[-1] == snapshots(WORKER)[-1] and on(WORKER, "zfs get -H -o value receive_resume_token tank/weights").strip() == "-"
 
 
+def test_a_killed_sender_of_a_stream_is_asked_again(imported):
+    """The play goes on with the token, and ends well by itself."""
+    path = tree(HEAD, POOL_ROOT)
+    on(HEAD, f"head -c 90000000 /dev/urandom > {path}/extra.bin")
+    with slow_rail("30mbit", "64k"):
+        going = plays.Playing("sync", inventory=INVENTORY, variables=ZFS)
+        until("a receive", lambda: "zfs receive" in on(WORKER, "pgrep -af 'zfs receive' || true"), 300)
+        time.sleep(10)
+        on(HEAD, "pkill -KILL -f 'zfs send'")
+        done = fine(going.end(900))
+    assert "resume to sparkops-" in done.text and hashes(WORKER, path + "/") == hashes(HEAD, path)
+
+
 def test_a_token_that_leads_nowhere_is_given_up_and_said(imported):
     """A cut receive whose source snapshot was destroyed since."""
     path = tree(HEAD, POOL_ROOT)

@@ -333,12 +333,30 @@ def test_room_is_asked_of_the_pool_for_the_stream_that_comes(tmp_path):
     [
         ("cannot receive: out of space", "zfs_space"), ("cannot receive new filesystem stream: permission denied", "zfs_rights"),
         ("destination pool/copy has been modified\nsince most recent snapshot", "zfs_diverged"), ("invalid stream (checksum mismatch)", "zfs_stream"),
+        ("cannot receive incremental stream: most recent snapshot of pool/copy does not\nmatch incremental source", "zfs_diverged"),
     ],
 )  # fmt: skip
 def test_the_words_of_zfs_are_told_apart(tmp_path, words, id):
     with pytest.raises(_zfs_job.ReceiveError) as error:
         Receiving(tmp_path, TWO, []).judge(1, words, 255, "", False)
     assert error.value.kind == id
+
+
+# What zfs receive -s says of a stream that is damaged, and of one that ends early.
+PARTIAL = (
+    "cannot receive incremental stream: checksum mismatch or incomplete stream.\nPartially received snapshot is saved.\n"
+    "A resuming stream can be generated on the sending system by running:\n    zfs send -t 1-ab-cd"
+)
+
+
+def test_a_stream_whose_sender_ended_is_a_cut_line_and_a_damaged_one_is_not(tmp_path):
+    job = Receiving(tmp_path, TWO, [])
+    with pytest.raises(CopyError) as cut:
+        job.judge(1, PARTIAL, 255, "client_loop: send disconnect: Broken pipe", False)
+    assert cut.value.kind == "link" and "Broken pipe" in cut.value.text
+    with pytest.raises(_zfs_job.ReceiveError) as damaged:
+        job.judge(1, PARTIAL, -9, "", False)
+    assert damaged.value.kind == "zfs_stream"
 
 
 def test_a_real_pipe_is_pumped_whole_and_its_ends_are_told_apart(tmp_path):
