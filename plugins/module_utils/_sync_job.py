@@ -320,13 +320,16 @@ class SyncJob(Transfer):
     def follow(self, copy: Copy, peer: Peer) -> None:
         """Take from a peer what it has proven so far, as long as it gets more: the head's uplink is used once."""
         tree = os.path.join(peer.root, copy.directory)
-        moved = time.monotonic()
-        while copy.todo and time.monotonic() - moved < PEER_PATIENCE:
+        moved, wrong = time.monotonic(), set()
+        while any(file.path not in wrong for file in copy.todo) and time.monotonic() - moved < PEER_PATIENCE:
             there = _node_copy.complete_files(peer, tree)
-            ready = [file for file in copy.todo if there.get(file.path) == file.size]
+            ready = [file for file in copy.todo if there.get(file.path) == file.size and file.path not in wrong]
             if ready:
                 self.copy_from(copy, peer, ready)
                 moved = time.monotonic()
+                for path, text in copy.bad.items():
+                    self.say(f"{peer.node}: {tree}/{path}: {text}; taken from the head instead")
+                wrong.update(copy.bad)
             else:
                 time.sleep(PEER_WAIT)
 

@@ -320,6 +320,16 @@ def test_a_chain_with_a_broken_link_ends_at_the_head(group, transport):
     assert result["ok"] and group.same("w2")
 
 
+def test_a_damaged_file_of_the_worker_before_is_named_and_taken_from_the_head(group, transport):
+    """It has its name and its size there, so it would be read again and again."""
+    assert group.run("w1", transport=transport)["ok"]
+    damage(group.tree("w1") / SHARD)
+    result = group.run("w2", sources=("w1", "head"), transport=transport)
+    assert result["ok"] and group.same("w2")
+    (notice,) = [notice for notice in result["notices"] if SHARD in notice]
+    assert notice.startswith("w1: ") and "sha256" in notice
+
+
 @given(st.lists(st.integers(0, 10**11), max_size=40), st.integers(1, 8))
 def test_streams_are_balanced(sizes, streams):
     files = [File(str(number), size) for number, size in enumerate(sizes)]
