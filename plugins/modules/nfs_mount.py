@@ -14,6 +14,7 @@ author:
 description:
   - Each folder of the server is mounted at the same place below the node's own O(root), with the options that the collection has for it.
   - A mount whose options changed is made anew when nobody uses it, and refused by the user's name otherwise.
+  - A mount whose server has just come back is looked at again for as long as the kernel takes to find it.
   - Everything that touches a mount runs with a time limit.
   - The table of filesystems is not this module's work; M(ansible.posix.mount) keeps it.
   - Needs root.
@@ -230,6 +231,7 @@ class Client:
             if step.action in ("remount", "unmount"):
                 self.unmount(mount)
             if step.action in ("mount", "remount"):
+                self.make_place(wanted.path)
                 notices += self.hidden(wanted.path)
                 self.mount(wanted)
         changed = any(step.action != "keep" for _wanted, _mount, step in plans)
@@ -252,15 +254,19 @@ class Client:
             thing = f"mount {mount.path} of {mount.source}"
             self.fail([self.refusal("nfs_used", thing, text, "a mount that nobody uses", "stop what reads there, then run this again")])
 
+    def make_place(self, path: str) -> None:
+        """Its parent will hold the manifest, which the account writes. A link there leads into a replica of the method zfs."""
+        with _unit.identity(self.module.params["user"]):
+            if os.path.islink(path):
+                os.unlink(path)
+            os.makedirs(path, exist_ok=True)
+
     def hidden(self, path: str) -> list[str]:
         """What lies in the folder itself cannot be seen below the mount, but takes room."""
         size = _manifest.bytes_below(path)
         return [f"{self.node}: {_manifest.gib(size)} of an own copy lie hidden below the mount {path}; they take room and are not used"] if size else []
 
     def mount(self, wanted: Wanted) -> None:
-        # Its parent will hold the manifest, which the account writes.
-        with _unit.identity(self.module.params["user"]):
-            os.makedirs(wanted.path, exist_ok=True)
         options = f"{_nfs_plan.mount_options()},retry=0"
         rc, text = self.run(["mount", "-t", "nfs4", "-o", options, wanted.source, wanted.path], 4 * self.seconds)
         if rc:

@@ -293,6 +293,16 @@ def test_a_copy_below_the_mount_is_told(node, monkeypatch, capsys):
     assert "lie hidden" in node.call(monkeypatch, capsys, node.mounting())["notices"][0]
 
 
+def test_a_link_into_a_replica_gives_its_place_up(node, monkeypatch, capsys):
+    """mount would follow it, and the tree would not be where it is wanted."""
+    (node.root / ".replica" / DIRECTORY).mkdir(parents=True)
+    (node.root / ".replica" / DIRECTORY / "shard").write_bytes(b"x" * 100_000)
+    os.makedirs(os.path.dirname(node.path))
+    os.symlink(f"../.replica/{DIRECTORY}", node.path)
+    result = node.call(monkeypatch, capsys, node.mounting())
+    assert result["changed"] and not result["notices"] and not os.path.islink(node.path) and os.path.isdir(node.path)
+
+
 def test_another_method_unmounts(node, monkeypatch, capsys):
     node.mounts = [node.mount()]
     assert node.call(monkeypatch, capsys, node.unmounting(), state="unmounted")["changed"]
