@@ -267,7 +267,7 @@ def main() -> None:
     parser.add_argument("--size-mib", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--slow-rate", type=int, default=30, help="MiB/s of a slow rail")
-    parser.add_argument("--slow-mib", type=int, default=160)
+    parser.add_argument("--slow-mib", type=int, default=640, help="enough that start and end of a copy weigh little")
     options = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="sparkops-copy-", dir=options.folder))
     server = Server(folder)

@@ -9,7 +9,7 @@ Reports medians, ratios and the bytes on the worker's fabric interface; never fa
 
     PYTHONPATH=.collections python3 tests/benchmarks/image_ship.py
 
-What it makes on the nodes is removed at the end.
+What it makes on the nodes is removed at the end; the registry keeps the image until `lab down`.
 """
 
 from __future__ import annotations
