@@ -131,6 +131,15 @@ def publish(tree: str, manifest: Manifest) -> None:
                 continue
 
 
+def write_through(path: str) -> None:
+    """Bring a file's bytes to the disk. Before it gets its final name: after a loss of power nothing short is under one."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_json(path: str, content: t.Any, mode: int = 0o644) -> None:
     """Replace a file in one step, durably."""
     folder = os.path.dirname(path)

@@ -29,6 +29,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._unit import Pr
 from ansible_collections.sparkops.inference.plugins.module_utils._weights_state import Busy, damaged, note_damage, tree_lock
 
 ATTEMPTS = 3
+LINK_PAUSE = 10.0
 # Where the replica of the head's dataset is mounted, below the folder of the trees; each tree is a link into it.
 REPLICA = ".replica"
 # With a chain, the peer before this one gets the files at the same time. It is asked again while it moves.
@@ -85,28 +86,20 @@ class Copy:
             self.bad[file.path] = f"sha256 {sha256[:12]}..., wanted {file.sha256[:12]}..."
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        with contextlib.suppress(OSError):
-            # Starts the write to disk now, so that the eviction at the end has little to wait for.
-            self.start_writing(path)
+        # On the disk before it has its name: after a loss of power nothing short is under one. The cached pages go with it.
+        evict([path])
         os.chmod(path, 0o644)
         os.replace(path, target)
         with self._lock:
             self.todo = [other for other in self.todo if other.path != file.path]
 
-    @staticmethod
-    def start_writing(path: str) -> None:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(handle)
-
     def settle(self) -> None:
         """Wait for the proofs; files with a wrong hash stay to be done."""
-        for proof in self._proofs:
+        proofs, self._proofs = self._proofs, []
+        concurrent.futures.wait(proofs)
+        for proof in proofs:
             with contextlib.suppress(FileNotFoundError):
                 proof.result()
-        self._proofs = []
 
 
 class SyncJob(Transfer):
@@ -312,6 +305,8 @@ class SyncJob(Transfer):
             failures = 1 if len(copy.todo) < before else failures + 1
             if copy.todo and (error.kind not in TRANSIENT or failures >= ATTEMPTS):
                 raise self.copy_refusal(copy, head, error)
+            if copy.todo and error.kind == "link":
+                time.sleep(LINK_PAUSE)  # a cable that is put back, a switch port that comes up
 
     def copy_refusal(self, copy: Copy, peer: Peer, error: CopyError) -> Refused:
         next_step = NEXT_STEP.get(error.kind, "check the link, then run again: what arrived is kept")
@@ -344,12 +339,14 @@ class SyncJob(Transfer):
         tree = os.path.join(peer.root, copy.directory)
         transport = _node_copy.fabric_copy if self.request["transport"] == "fabric" else _node_copy.rsync_copy
         try:
-            transport(peer, tree, list(files), self.request["streams"], copy, control)
+            try:
+                transport(peer, tree, list(files), self.request["streams"], copy, control)
+            finally:
+                copy.settle()
         except OSError as exc:
             raise CopyError("disk_full" if exc.errno in (28, 122) else "link", str(exc)) from None
         finally:
             ended.set()
-            copy.settle()
             watcher.join()
 
     def watch(self, copy: Copy, control: Streams, ended: threading.Event) -> None:

@@ -184,6 +184,9 @@ def install_code(modules: t.Iterable[types.ModuleType], library: str) -> str:
     for name, source in sources.items():
         with open(os.path.join(folder, f"{name}.py"), "w", encoding="utf-8") as stream:
             stream.write(source)
+            # The name says what is in the folder, so after a loss of power it must be there.
+            stream.flush()
+            os.fsync(stream.fileno())
     with contextlib.suppress(OSError):
         os.rename(building, root)
     return root

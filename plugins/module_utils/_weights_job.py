@@ -450,6 +450,7 @@ class WeightsJob(Transfer):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.isdir(target) and not os.path.islink(target):
             raise self.refuse("in_the_way", target, "a folder", "a file", "remove the folder")
+        manifests.write_through(path)
         os.replace(path, target)
         hashes[file.path] = self.hashed[target] = sha256
 

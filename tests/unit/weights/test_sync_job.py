@@ -257,9 +257,9 @@ def test_a_killed_receiver_leaves_no_short_file_and_goes_on(group, transport):
     assert group.run(transport=transport)["ok"] and group.same()
 
 
-def test_the_manifest_comes_when_every_byte_is_on_the_disk(group, monkeypatch):
-    """A loss of power between the two would leave a tree that is called complete and is not."""
-    on_disk, tree = [], group.tree("worker")
+def test_a_file_has_its_name_when_every_byte_is_on_the_disk(group, monkeypatch):
+    """A loss of power between the two would leave a short file under a final name, and a manifest that vouches for it."""
+    on_disk, tree, final = set(), group.tree("worker"), []
 
     def transport(_peer, source, files, _streams, sink, _control):
         for file in files:
@@ -267,11 +267,18 @@ def test_the_manifest_comes_when_every_byte_is_on_the_disk(group, monkeypatch):
             sink.arrived(file, file.sha256)
 
     def evict(paths):
-        on_disk.extend(paths)
         assert manifests.load(str(tree)) is None
+        on_disk.update(paths)
+
+    def replace(source, target, _replace=os.replace):
+        if str(target).startswith(f"{tree}/"):
+            assert source in on_disk
+            final.append(target)
+        _replace(source, target)
 
     monkeypatch.setattr(_node_copy, "rsync_copy", transport)
     monkeypatch.setattr(_sync_job, "evict", evict)
+    monkeypatch.setattr(os, "replace", replace)
     state = group.root / "worker/state"
     state.mkdir(parents=True)
     request = {
@@ -280,7 +287,7 @@ def test_the_manifest_comes_when_every_byte_is_on_the_disk(group, monkeypatch):
         "verify": False, "transport": "ssh", "streams": 1, "stall_seconds": 5, "space_margin": 0, "reserve": [],
     }  # fmt: skip
     assert _sync_job.SyncJob(request, _unit.Progress(str(state / "progress.json"))).run()["changed"]
-    assert sorted(on_disk) == sorted(str(tree / file.path) for file in group.manifest.files) and group.same()
+    assert sorted(final) == sorted(str(tree / file.path) for file in group.manifest.files) and group.same()
 
 
 def test_a_damaged_source_is_named(group, transport):
