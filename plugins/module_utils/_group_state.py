@@ -26,7 +26,7 @@ def describe_rank(info: t.Mapping[str, t.Any] | None) -> str:
     text = f"{container['status']} with code {container['exit_code']}"
     service = info.get("service") or {}
     why = [*(["killed for lack of memory"] if container.get("oom_killed") else []), *([service["guard"]] if service.get("guard") else []),
-           *service.get("lacking", [])]
+           *([service["orphan"]] if service.get("orphan") else []), *service.get("lacking", [])]
     return ", ".join([text, *why])
 
 

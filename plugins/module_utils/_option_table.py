@@ -130,7 +130,8 @@ _GROUP: dict[str, dict[str, t.Any]] = {
     "serve_watch": {
         "kind": "bool",
         "default": False,
-        "description": "Whether the rank service of rank 0 ends and starts the group again when a rank is gone, the engine is stuck, or canaries fail.",
+        "description": "Whether the rank service of rank 0 ends and starts the group again when a rank is gone, the engine is stuck, or canaries fail. "
+        "A worker that rank 0 asks nothing for two minutes and the grace of a stop ends its rank.",
     },
     "serve_watch_interval": {
         "kind": "int",

@@ -78,7 +78,7 @@ rank:
     service:
       description:
         - What the rank service says. V(lacking) is what keeps it from a start, V(guard) the verdict of a memory guard that has acted.
-        - V(keeper) is what rank 0's service does for the group.
+        - V(keeper) is what rank 0's service does for the group, V(orphan) why a watched worker ended its rank when rank 0 was gone.
       type: dict
     memory:
       description: MemTotal and MemAvailable in KiB.
@@ -176,6 +176,7 @@ def main() -> None:
                 "lacking": beat.get("lacking", []),
                 "guard": ((beat.get("guard") or {}).get("tripped") or {}).get("reason", ""),
                 "keeper": beat.get("keeper", ""),
+                "orphan": beat.get("orphan", ""),
             },
             "memory": {"total_kib": meminfo.get("MemTotal"), "available_kib": meminfo.get("MemAvailable")},
             "last_good": {name: value for name, value in last_good.items() if name not in ("spec", "plan")},

@@ -8,6 +8,7 @@ Loaded anew for each word that comes over the fabric, so nothing is imported her
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -22,6 +23,8 @@ TAIL_LINES = 60
 START_SECONDS, ANSWER_SECONDS = 75, 10
 # Who may stop a rank and mean it to come back: the keeper of rank 0. Every other stop stays one, also across reboots.
 KEEPERS = ("boot", "watch")
+# A watched worker hears from rank 0 each second; that it did is written down this often.
+NOTE_SECONDS = 10.0
 
 
 class Paths:
@@ -37,6 +40,7 @@ class Paths:
         self.restarts = os.path.join(state_dir, "restarts.json")  # rank 0: what the keeper did since the last play
         self.lease = os.path.join(state_dir, "lease.json")
         self.events = os.path.join(state_dir, "events")
+        self.asked = os.path.join(state_dir, "asked")  # a worker with a watch: changes when rank 0 asks or orders
         # On a tmpfs where the service manager gives one: a heartbeat a second is no write for a disk.
         self.heartbeat = heartbeat_path(state_dir)
 
@@ -94,6 +98,17 @@ def multiplexing(folder):
     if len(folder) > 45:
         return []
     return ["-o", "ControlMaster=auto", "-o", f"ControlPath={folder}/c-%C", "-o", "ControlPersist=60"]
+
+
+def note_question(paths, rank):
+    """Rank 0 lives: what its word over the fabric tells the service here. What cannot be written down is no reason to keep back the answer."""
+    if not rank.get("watch") or rank.get("rank") == 0:
+        return
+    with contextlib.suppress(OSError):
+        if os.path.exists(paths.asked) and abs(time.time() - os.path.getmtime(paths.asked)) < NOTE_SECONDS:
+            return
+        with open(paths.asked, "a", encoding="utf-8"):
+            os.utime(paths.asked)
 
 
 class Group:

@@ -25,7 +25,7 @@ import rank_keeper
 from _docker_api import DockerApi, DockerError
 from _nccl_log import given_way, line_findings
 from _rank_state import FrameReader, boot_identity, read_json, summary, write_json
-from rank_group import TAIL_LINES, Group, Paths, is_ready
+from rank_group import TAIL_LINES, Group, Paths, is_ready, local_state
 
 POLL_SECONDS = 1.0
 # Between the polite and the hard signal when memory runs out. It may fall by a GiB in a second.
@@ -35,6 +35,9 @@ SOURCE_SECONDS = 5.0
 LOOK_SECONDS, ENGINE_PATIENCE_SECONDS, START_SECONDS = 3.0, 30.0, 60.0
 # Bytes to or from disks between two looks that count as work; a little is written by any process that only waits.
 LEAST_MOVED = 1 << 20
+# Until a watched worker that rank 0 does not ask any more ends its rank. Twelve times the slowest that rank 0 ever asks, and far longer than its service
+# takes to start again or than it waits itself before it ends a group over a rank that does not answer.
+ORPHAN_SECONDS = 12 * rank_keeper.IDLE_POLL_SECONDS
 # With locked memory each thread's stack is held; nothing here recurses.
 STACK_BYTES = 512 << 10
 # What NCCL's log says of its way stands at its beginning, in a few lines.
@@ -229,6 +232,23 @@ class Sources:
         write_json(self.paths.sources, {"container": container_id, "sources": sources})
 
 
+class Hearing:
+    """How long rank 0 has asked nothing, by a clock that nobody sets. A mark that was never made says nothing."""
+
+    def __init__(self, paths):
+        self.paths = paths
+        self.begin()
+
+    def begin(self):
+        self.seen, self.at = stamp(self.paths.asked), time.monotonic()
+
+    def silence(self):
+        seen = stamp(self.paths.asked)
+        if seen is None or seen != self.seen:
+            self.begin()
+        return time.monotonic() - self.at
+
+
 def still_held(idle, available, used, boot, tolerance):
     """What a stopped engine still holds of the memory, in words; empty when nothing, or when the idle level is of another boot."""
     if not idle or idle.get("boot") != boot:
@@ -259,6 +279,7 @@ class Service:
         self.ready = False
         self.locked = False
         self.sources = Sources(self.paths)
+        self.hearing = Hearing(self.paths)
         self.guard = rank_guard.Guard(self.mode, self.on_trip, self.on_report)
         self.guard.tripped = read_json(self.paths.wanted, {}).get("report")
         self.keeper = rank_keeper.Keeper(self.paths, lambda rank: Group(self.paths, rank), say, self.on_trip)
@@ -277,6 +298,7 @@ class Service:
             self.error = self.error if self.wanted["action"] == "run" else ""
         self.container = container
         self.ready = is_ready(self.paths, self.wanted)
+        self.end_orphan()
         self.watch(container)
         lacking = self.lacking(container)
         self.beat(self.wanted, container, lacking)
@@ -386,6 +408,7 @@ class Service:
             "memory": memory(self.guard),
             "guard": {"mode": self.mode(), "floor": self.guard.floor(self.mode()), "locked": self.locked, "tripped": brief(self.guard.tripped)},
             "keeper": self.keeper.status,
+            "orphan": self.orphan(),
             "progress": {
                 "lines": self.watcher.lines if self.watcher else 0,
                 "last_line": self.watcher.last_line if self.watcher else "",
@@ -401,12 +424,48 @@ class Service:
             return "no rank yet"
         state = (container or {}).get("State")
         own = "no container" if state is None else "runs" if state["Running"] else f"{state['Status']} with code {state['ExitCode']}"
-        parts = [f"rank {self.rank['rank']} {own}", self.error, self.look_error, *lacking]
+        parts = [f"rank {self.rank['rank']} {own}", self.error, self.look_error, self.orphan(), *lacking]
         if self.guard.tripped:
             parts.append(self.guard.tripped["reason"])
         if self.rank["rank"] == 0:
             parts.append(self.keeper.status)
         return "; ".join(part for part in parts if part).replace("\n", " ")[:2000]
+
+    # The watch of a worker
+
+    def end_orphan(self):
+        """With the node of rank 0 gone nobody else ends this rank: its engine waits for ever and holds its memory. When rank 0 is back, its keeper
+        starts the group again."""
+        if not self.rank.get("watch") or self.rank["rank"] == 0 or self.mode() != "serving":
+            self.hearing.begin()
+            return
+        # A play that stops one node after another may have come to rank 0 first.
+        patience = ORPHAN_SECONDS + self.rank["stop_timeout"]
+        if self.hearing.silence() < patience or not self.ending.acquire(blocking=False):
+            return
+        try:
+            if read_json(self.paths.wanted, {}).get("id") == self.wanted["id"]:
+                self._end_orphan(f"rank 0 asked nothing for {patience:.0f} s")
+        finally:
+            self.ending.release()
+
+    def _end_orphan(self, reason):
+        # Before all that needs the disk: a full one must not keep a rank that serves nobody.
+        self.stopping = threading.Thread(target=self._stop, args=(self.rank["container"], self.rank["stop_timeout"]), daemon=True)
+        self.stopping.start()
+        now = time.time()
+        event = {"by": "watch", "at": now, "reason": reason, "ranks": {str(self.rank["rank"]): local_state(self.paths)}}
+        self.wanted = {"action": "stop", "by": "watch", "reason": reason, "id": f"{now:.6f}", "at": now}
+        self.hearing.begin()
+        try:
+            write_json(self.paths.wanted, self.wanted)
+            say(f"watch: {reason}; this rank is ended; evidence in {rank_keeper.write_event(self.paths, event)}")
+        except OSError as exc:
+            say(f"watch: {reason}; this rank is ended; no evidence: {exc}")
+
+    def orphan(self):
+        """Why this worker ended its rank by itself; empty when it did not."""
+        return self.wanted.get("reason", "") if self.wanted.get("by") == "watch" and self.rank.get("rank") != 0 else ""
 
     # The guard
 

@@ -21,7 +21,7 @@ import sys
 # Installed beside this file: the collection's own readers, so that node and modules agree.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from _rank_state import read_json  # noqa: E402
-from rank_group import START_SECONDS, TAIL_LINES, Group, Paths, local_order, local_state, mark_ready  # noqa: E402
+from rank_group import START_SECONDS, TAIL_LINES, Group, Paths, local_order, local_state, mark_ready, note_question  # noqa: E402
 
 VERBS = ["run", "state", "start", "stop", "stop-now", "ready", "group-state", "group-start", "group-stop", "group-ready"]
 
@@ -31,6 +31,8 @@ def answer_to(verb, paths, tail):
     rank = read_json(paths.rank)
     if rank is None:
         return {"service": "absent", "error": f"{paths.state_dir} holds no rank", "container": None, "tail": []}
+    if not verb.startswith("group-"):
+        note_question(paths, rank)
     if verb == "state":
         return local_state(paths, tail)
     if verb == "ready":

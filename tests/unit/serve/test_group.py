@@ -402,6 +402,8 @@ def test_status_tells_what_the_rank_services_say():
     text = filters.status_text(found, PLAN)
     assert "rank 1 (b): exited with code 137, memory guard while loading: low, /w is not mounted" in text
     assert "rank service of rank 0: not started: rank 1: /w is not mounted" in text
+    found["b"]["__serve_rank_info"]["rank"]["service"] = {"guard": "", "orphan": "rank 0 asked nothing for 180 s", "lacking": []}
+    assert "rank 1 (b): exited with code 137, rank 0 asked nothing for 180 s" in filters.status_text(found, PLAN)
 
 
 def test_status_document_and_text_agree():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socketserver
 import subprocess
@@ -158,3 +159,61 @@ def test_the_group_comes_back_after_a_loss_of_power(pair, lost, late):
     assert pair[0].say("stop")["container"]["running"] is False
     wait_for(lambda: pair[0].beat()["keeper"] == "stopped, as ordered")
     assert pair[0].engine.calls.count("start") == 2
+
+
+def hurry(lib, **constants):
+    """Shorter times in the installed programs."""
+    for name, (file, seconds) in constants.items():
+        path = lib / file
+        text, count = re.subn(rf"^{name} = .*$", f"{name} = {seconds}", path.read_text(), flags=re.MULTILINE)
+        assert count == 1
+        path.write_text(text)
+
+
+def test_a_watched_worker_does_not_outlive_the_node_of_rank_0(pair):
+    head, worker = pair
+    for one in pair:
+        one.end()
+    hurry(head.lib, ORPHAN_SECONDS=("rank_node.py", 5), NOTE_SECONDS=("rank_group.py", 0.5))
+    for one in pair:
+        one.write(watch={"interval": 1, "samples": 3, "canary": 0, "idle_watts": 35})
+        one.run()
+    head.say("group-start")
+    head.say("group-ready")
+    wait_for(lambda: all(one.beat()["ready"] for one in pair))
+    # A short absence, and an ordinary life that is longer than the patience.
+    head.end()
+    time.sleep(2)
+    head.run()
+    time.sleep(8)
+    assert worker.engine.calls == ["start"] and worker.beat()["orphan"] == ""
+    head.process.kill()
+    head.process.wait(10)
+    head.engine.running = False
+    wait_for(lambda: not worker.engine.running)
+    wait_for(lambda: worker.beat()["orphan"] == "rank 0 asked nothing for 6 s")
+    assert worker.engine.calls == ["start", "stop"]
+    event = json.loads(next((worker.state_dir / "events").glob("*-watch.json")).read_text())
+    assert event["reason"] == "rank 0 asked nothing for 6 s" and event["ranks"]["1"]["container"]["running"]
+    # With its node rank 0 comes back, and the keeper there starts the whole group.
+    head.run()
+    wait_for(lambda: [one.engine.calls.count("start") for one in pair] == [2, 2] and all(one.engine.running for one in pair), 30)
+    wait_for(lambda: worker.beat()["orphan"] == "")
+
+
+@pytest.mark.parametrize("watch, ready", [(None, True), ({"interval": 1, "samples": 3, "canary": 0, "idle_watts": 35}, False)])
+def test_without_a_watch_or_a_proof_a_worker_waits_for_its_head(pair, watch, ready):
+    """A group that is not proven yet is the play's that starts it."""
+    head, worker = pair
+    worker.end()
+    hurry(head.lib, ORPHAN_SECONDS=("rank_node.py", 0), NOTE_SECONDS=("rank_group.py", 0))
+    for one in pair:
+        one.write(watch=watch)
+    worker.run()
+    head.say("group-start")
+    if ready:
+        head.say("group-ready")
+    wait_for(lambda: worker.beat()["ready"] is ready and worker.beat()["container"]["running"])
+    head.end()
+    time.sleep(3)
+    assert worker.engine.calls == ["start"] and (worker.state_dir / "asked").exists() is not ready
