@@ -6,9 +6,9 @@
 
 """What of ours lies on a node and who still needs it: trees of weights, packed rows, images, records. For prune and uninstall.
 
-Needed is what a kept record names, what a container has mounted or was made from, and what the caller wants. Only places of our own layout
-are ever looked at for something to remove: ``<weights>/<org>--<name>/<revision>``, the same below its staging folder,
-``<engram>/<org>--<name>/<revision>``, images that we have recorded.
+Needed is what a kept record names, what was staged or started last, what a container has mounted or was made from, and what the caller
+wants. Only places of our own layout are ever looked at for something to remove: ``<weights>/<org>--<name>/<revision>``, the same below its
+staging folder, ``<engram>/<org>--<name>/<revision>``, images that we have recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import typing as t
 from ansible_collections.sparkops.inference.plugins.module_utils import _history
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import ApiError, DockerApi
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import read_json
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import STAGED_FILE, read_json
 
 REPOSITORY = re.compile(r"[^/]+--[^/]+")
 # Beside a tree: what belongs to it alone (module_utils/_weights_state.py, _manifest.py).
@@ -65,7 +65,7 @@ def deployments(state_root: str) -> list[str]:
         names = sorted(os.listdir(state_root))
     except OSError:
         return []
-    marks = ("rank.json", "last_good.json", "history", "container")
+    marks = ("rank.json", "last_good.json", "history", "container", STAGED_FILE)
     return [name for name in names if any(os.path.exists(os.path.join(state_root, name, mark)) for mark in marks)]
 
 
@@ -83,6 +83,16 @@ def note_record(needed: Needed, record: t.Mapping[str, t.Any], weights_root: str
         needed.paths.setdefault(os.path.join(weights_root, artefact["directory"]), who)
     if (record.get("image") or {}).get("id"):
         needed.images.setdefault(record["image"]["id"], who)
+
+
+def note_wanted(needed: Needed, state_dir: str, roots: t.Sequence[str], who: str) -> None:
+    """What was staged last for a deployment, and what its rank is to start with: it need not have run yet."""
+    for directory in read_json(os.path.join(state_dir, STAGED_FILE), {}).get("directories") or []:
+        for root in roots:
+            needed.paths.setdefault(os.path.join(root, directory), who)
+    rank = read_json(os.path.join(state_dir, "rank.json"), {})
+    for path in [*(rank.get("mounts") or []), *(artefact["path"] for artefact in rank.get("artefacts") or [])]:
+        needed.paths.setdefault(path, who)
 
 
 def note_containers(needed: Needed, api: DockerApi, but: str = "") -> None:

@@ -21,6 +21,8 @@ LEASE_SECONDS = 120
 KEPT_LOGS = 10  # of each kind: runs of the rank, checks and builds of its image
 API_KEY_FILE = "key/api_key"  # in a directory of its own, which is what rank 0's container mounts
 
+STAGED_FILE = "staged.json"  # which trees were brought here for the next start, proven or not
+
 
 def read_json(path: str, default: t.Any = None) -> t.Any:
     """The document, or ``default`` when the file is not there or is not JSON."""
@@ -37,6 +39,14 @@ def write_json(path: str, value: t.Any) -> None:
     with open(partial, "w", encoding="utf-8") as stream:
         json.dump(value, stream, sort_keys=True, indent=1)
     os.replace(partial, path)
+
+
+def note_staged(state_dir: str, directories: t.Sequence[str]) -> None:
+    """Weights may lie here for days before their first start: what tidies up must know whose they are."""
+    path, wanted = os.path.join(state_dir, STAGED_FILE), {"format": 1, "directories": list(directories)}
+    if read_json(path) != wanted:
+        os.makedirs(state_dir, mode=0o750, exist_ok=True)
+        write_json(path, wanted)
 
 
 def keep_newest(folder: str, pattern: str, count: int) -> None:

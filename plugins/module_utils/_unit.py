@@ -29,6 +29,7 @@ import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils import _detached
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import write_json
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import note_staged
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 if t.TYPE_CHECKING:
@@ -495,6 +496,12 @@ class LongModule:
         with identity(self.user):
             root = install_code(loaded_code(), os.path.join(self.params["state_root"], "lib"))
         return self.job.begin(python_argv(root, self.program.__name__.rpartition(".")[2]), request, secret)
+
+    def note_staged(self) -> None:
+        """Of the modules that bring weights: whose the trees of ``artefacts`` are."""
+        if not self.module.check_mode:
+            with identity(self.user):
+                note_staged(self.params["state_dir"], [item["directory"] for item in self.params["artefacts"]])
 
     def earlier(self) -> dict[str, t.Any] | None:
         """The outcome of a run that an earlier slice, or another controller, began. None when there is none."""

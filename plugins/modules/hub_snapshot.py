@@ -409,6 +409,7 @@ class Snapshot(_unit.LongModule):
             self.params["download"] == "refresh" and (outcome or {}).get("download") != "refresh"
         )
         if not lacking and not reread:
+            self.note_staged()
             return self.result(state, outcome)
         refusals = self.refusals(lacking)
         if refusals:
@@ -423,6 +424,7 @@ class Snapshot(_unit.LongModule):
                 need = {"python": f"{sys.version_info[0]}.{sys.version_info[1]}", "machine": platform.machine()}
                 return self.result(state, outcome, needs_wheels=need)
             self.install_environment()
+        self.note_staged()
         outcome = self.end_of(self.begin(self.request(), self.token()))
         return self.result(self.look(), outcome)
 

@@ -11,7 +11,7 @@ short_description: Remove superseded weights, packed rows, images, and records o
 version_added: 0.1.0
 description:
   - Keeps what the newest O(keep) records of every deployment on the node need, always with the last good one, what any container uses,
-    and what O(wanted_paths) and O(wanted_images) name.
+    what was staged last for any deployment, and what O(wanted_paths) and O(wanted_images) name.
   - In check mode it lists with sizes what would go. Files on other machines' disks (NFS) are never looked at.
 author:
   - The sparkops.inference authors (@sparkops)
@@ -105,8 +105,10 @@ class Prune:
             if document:
                 needed.images[document["Id"]] = "this inventory"
         for name in leftovers.deployments(self.params["state_root"]):
-            for record in leftovers.kept_records(os.path.join(self.params["state_root"], name), self.params["keep"]):
+            state_dir = os.path.join(self.params["state_root"], name)
+            for record in leftovers.kept_records(state_dir, self.params["keep"]):
                 leftovers.note_record(needed, record, self.params["weights_root"], f"record {record['id']} of {name}")
+            leftovers.note_wanted(needed, state_dir, [self.params["weights_root"], self.params["engram_root"]], f"staged for {name}")
         leftovers.note_containers(needed, self.api)
         return needed
 

@@ -120,11 +120,13 @@ class Uninstall:
         return self.api.containers({"label": [f"sparkops.deployment={self.params['deployment']}"]})
 
     def needed(self) -> leftovers.Needed:
-        """What others need: everything that their records name, however old."""
+        """What others need: everything that their records name, however old, and what was staged for them."""
         needed = leftovers.Needed()
         for name in self.others:
-            for record in _history.records(os.path.join(self.params["state_root"], name)):
+            state_dir = os.path.join(self.params["state_root"], name)
+            for record in _history.records(state_dir):
                 leftovers.note_record(needed, record, self.params["weights_root"], f"deployment {name}")
+            leftovers.note_wanted(needed, state_dir, [self.params["weights_root"], self.params["engram_root"]], f"deployment {name}")
         leftovers.note_containers(needed, self.api, but=self.params["deployment"])
         return needed
 

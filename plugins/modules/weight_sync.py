@@ -278,6 +278,7 @@ class Sync(_unit.LongModule):
         refusals = self.refusals(lacking)
         if refusals:
             self.fail(refusals)
+        self.note_staged()
         if not lacking and not reread:
             return self.answer(state, outcome)
         if self.module.check_mode:

@@ -16,6 +16,7 @@ import pytest
 from ansible_collections.sparkops.inference.plugins.filter import serve as filters
 from ansible_collections.sparkops.inference.plugins.module_utils import _history
 from ansible_collections.sparkops.inference.plugins.module_utils import _leftovers as leftovers
+from ansible_collections.sparkops.inference.plugins.module_utils import _rank_state
 from ansible_collections.sparkops.inference.plugins.modules import deployment_info, node_prune, node_uninstall
 from run_module import run
 
@@ -139,6 +140,22 @@ def test_what_a_container_or_the_inventory_uses_stays(node, capsys):
     kept = {one["what"].split(" ")[0].split("/")[-1]: one["kept"] for one in done["kept"]}
     assert kept["x"] == "container nb" and kept["x:0"] == "container nb" and kept["one"] == "this inventory" and kept["x:1"] == "this inventory"
     assert what(done["removed"]) == [("image", "sha256:i2"), ("record", f"{1:012x}"), ("record", f"{2:012x}"), ("weights", "two")]
+
+
+def test_what_another_deployment_staged_or_was_to_start_with_stays(node, capsys):
+    """A second deployment that has not run yet, and one whose proof failed."""
+    root = node[0]
+    _rank_state.note_staged(str(root / "e"), ["acme--tiny/one"])
+    (root / "engram/acme--tiny/one").mkdir(parents=True)
+    (root / "weights/.sparkops-incoming/acme--tiny/one").mkdir(parents=True)
+    (root / "f").mkdir()
+    (root / "f" / "rank.json").write_text(json.dumps({"mounts": [], "artefacts": [{"path": str(root / "weights/acme--other/x")}]}))
+    done = prune(node, capsys, keep=1)
+    kept = {(one["kind"], one["what"].split("/")[-1]): one["kept"] for one in done["kept"]}
+    assert kept[("weights", "one")] == kept[("pack", "one")] == kept[("unfinished", "one")] == "staged for e" and kept[("weights", "x")] == "staged for f"
+    assert ("weights", "two") in what(done["removed"])
+    gone = uninstall(node, capsys, weights=True)
+    assert not gone["last"] and (root / "weights/acme--tiny/one").is_dir()
 
 
 def test_a_tree_that_is_being_written_stays(node, capsys):

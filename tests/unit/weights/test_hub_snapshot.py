@@ -14,7 +14,7 @@ from weights_lab import COMMIT
 
 from ansible_collections.sparkops.inference.plugins.action import hub_snapshot as action
 from ansible_collections.sparkops.inference.plugins.module_utils import _unit
-from ansible_collections.sparkops.inference.plugins.modules import hub_snapshot
+from ansible_collections.sparkops.inference.plugins.modules import hub_snapshot, weight_sync
 
 LICENCE = {"name": "MIT", "url": "https://example.org/licence", "accept": True}
 LINE = "licence of model (acme/tiny): MIT https://example.org/licence"
@@ -56,6 +56,32 @@ def test_no_secret_stays_when_its_job_did_not_begin(call, tmp_path):
     assert answer["failed"] and "[weights.unit]" in answer["msg"]
     assert not (tmp_path / "state/d/jobs/weights/secret").exists()
     assert "hf_secretsecretsecret" not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_whose_the_trees_are_is_noted_when_the_work_begins(call, tmp_path, check):
+    (tmp_path / "state/venv-hub" / hub_snapshot.hashlib.sha256(b"").hexdigest()[:16]).mkdir(parents=True)
+    call(_ansible_check_mode=check)
+    staged = tmp_path / "state/d/staged.json"
+    assert staged.exists() is not check
+    if not check:
+        assert json.loads(staged.read_text())["directories"] == [f"acme--tiny/{COMMIT}"]
+
+
+def test_whose_the_trees_are_is_noted_of_complete_ones_and_by_a_worker(call, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(hub_snapshot.Snapshot, "look", lambda self: [{"name": "model", "complete": True}])
+    assert not call()["changed"]
+    assert json.loads((tmp_path / "state/d/staged.json").read_text())["directories"] == [f"acme--tiny/{COMMIT}"]
+    monkeypatch.setattr(weight_sync.Sync, "look", lambda self: [{"name": "model", "complete": True}])
+    arguments = {
+        "artefacts": [{"name": "model", "repository": "acme/tiny", "revision": COMMIT, "directory": f"acme--tiny/{COMMIT}", "manifest": {}}],
+        "weights_root": str(tmp_path / "weights"), "state_dir": str(tmp_path / "state/w"), "state_root": str(tmp_path / "state"), "deployment": "w",
+        "node": "spark-2", "sources": [], "key": "/k", "known_hosts": "/h",
+    }
+    with patch_module_args(arguments), pytest.raises(SystemExit):
+        weight_sync.main()
+    assert not json.loads(capsys.readouterr().out)["changed"]
+    assert json.loads((tmp_path / "state/w/staged.json").read_text())["directories"] == [f"acme--tiny/{COMMIT}"]
 
 
 def test_the_controller_shows_them_and_goes_on(monkeypatch):
