@@ -86,6 +86,18 @@ def renew_lease(state_dir: str, run_id: str) -> None:
         write_json(path, {**lease, "expires": time.time() + LEASE_SECONDS})
 
 
+def keep_lease(state_dir: str, run_id: str | None) -> None:
+    """Renew it for as long as this process lives. Without a run there is none."""
+
+    def renew() -> None:
+        while True:
+            renew_lease(state_dir, run_id or "")
+            time.sleep(LEASE_SECONDS / 4)
+
+    if run_id:
+        threading.Thread(target=renew, daemon=True).start()
+
+
 def heartbeat_path(state_dir: str) -> str:
     """The rank service writes below /run where systemd made it a directory, else beside the state."""
     runtime = os.path.join("/run/sparkops", os.path.basename(state_dir))

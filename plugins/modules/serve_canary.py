@@ -31,6 +31,9 @@ options:
     description: Seconds that one request may take.
     type: int
     default: 120
+  lease_run_id:
+    description: Run whose lease is renewed, since the requests may outlive it.
+    type: str
   node:
     description: Inventory name of rank 0, for messages.
     type: str
@@ -62,7 +65,7 @@ refusals:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import api_address, read_api_key
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import api_address, keep_lease, read_api_key
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 from ansible_collections.sparkops.inference.plugins.module_utils._warmup import Engine, check_capabilities, check_drafts, check_words
 
@@ -76,11 +79,13 @@ def main() -> None:
             "canary": {"type": "dict", "required": True},
             "capabilities": {"type": "list", "elements": "str", "choices": ["image", "tool", "reasoning"], "default": []},
             "timeout": {"type": "int", "default": 120},
+            "lease_run_id": {"type": "str"},
             "node": {"type": "str", "required": True},
         },
         supports_check_mode=True,
     )
     params, canary = module.params, module.params["canary"]
+    keep_lease(params["state_dir"], params["lease_run_id"])
     engine = Engine(params["api_port"], params["model"], read_api_key(params["state_dir"]), params["timeout"], api_address(params["state_dir"]))
     problems = check_words(engine, canary)
     drafts, unjudged = check_drafts(engine, canary)

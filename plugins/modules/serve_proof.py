@@ -29,6 +29,9 @@ options:
     description: Seconds that the completion may take.
     type: int
     default: 120
+  lease_run_id:
+    description: Run whose lease is renewed, since the requests may outlive it.
+    type: str
 """
 
 EXAMPLES = r"""
@@ -55,7 +58,7 @@ import dataclasses
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._engine_api import prove
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import api_address, read_api_key
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import api_address, keep_lease, read_api_key
 
 
 def main() -> None:
@@ -67,10 +70,12 @@ def main() -> None:
             "request": {"type": "dict", "required": True},
             "expected": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 120},
+            "lease_run_id": {"type": "str"},
         },
         supports_check_mode=True,
     )
     params = module.params
+    keep_lease(params["state_dir"], params["lease_run_id"])
     key, address = read_api_key(params["state_dir"]), api_address(params["state_dir"])
     proof = prove(address, params["api_port"], params["model"], params["request"], key=key, expected=params["expected"], timeout=params["timeout"])
     document = dataclasses.asdict(proof)

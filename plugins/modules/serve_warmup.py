@@ -71,22 +71,16 @@ seconds:
 """
 
 import os
-import threading
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import LEASE_SECONDS, api_address, read_api_key, renew_lease
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import api_address, keep_lease, read_api_key
 from ansible_collections.sparkops.inference.plugins.module_utils._warmup import Engine, warm_up
 
 
 def count_kernels(cache: str, name: str) -> int:
     """Triton keeps each variant of a kernel in a folder of its own, beside a description of this name."""
     return sum(f"{name}.json" in files for dummy, dummy2, files in os.walk(cache))
-
-
-def keep_lease(state_dir: str, run_id: str, done: threading.Event) -> None:
-    while not done.wait(LEASE_SECONDS / 4):
-        renew_lease(state_dir, run_id)
 
 
 def main() -> None:
@@ -104,14 +98,11 @@ def main() -> None:
         supports_check_mode=True,
     )
     params, shapes = module.params, module.params["shapes"]
-    done = threading.Event()
-    if params["lease_run_id"]:
-        threading.Thread(target=keep_lease, args=(params["state_dir"], params["lease_run_id"], done), daemon=True).start()
+    keep_lease(params["state_dir"], params["lease_run_id"])
     key, address = read_api_key(params["state_dir"]), api_address(params["state_dir"])
     engine = Engine(params["api_port"], params["model"], key, shapes.get("request_timeout") or 120, address)
     begun = time.monotonic()
     report = warm_up(engine, shapes, params["max_model_len"], params["max_num_seqs"])
-    done.set()
     kernels = None
     wanted = shapes.get("kernels")
     if wanted and params["kernel_cache"]:

@@ -17,7 +17,8 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
 from ansible_collections.sparkops.inference.plugins.action import lease as lease_action
-from ansible_collections.sparkops.inference.plugins.modules import api_key, lease
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import LEASE_SECONDS
+from ansible_collections.sparkops.inference.plugins.modules import api_key, image_check, lease, serve_canary, serve_proof, serve_warmup
 from run_module import run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -123,3 +124,73 @@ def test_the_lease_outlives_the_time_in_which_nothing_runs():
         module = yaml.safe_load(stream)[0]["sparkops.inference.lease"]
     seconds = Templar(DataLoader(), variables={"__lease_seconds": given, "omit": ""}).template(trust_as_template(module["seconds"]))
     assert int(seconds) == int(given)
+
+
+def replace_tasks():
+    with open(os.path.join(ROOT, "roles/serve/tasks/replace.yml"), encoding="utf-8") as stream:
+        (block,) = [task for task in yaml.safe_load(stream) if "block" in task]
+    return block
+
+
+def test_the_lease_outlives_the_check_of_an_image():
+    tasks = replace_tasks()["block"]
+    (check,) = [number for number, task in enumerate(tasks) if (task.get("ansible.builtin.include_role") or {}).get("tasks_from") == "self_check.yml"]
+    assert tasks[check - 1]["ansible.builtin.include_role"]["name"] == "sparkops.inference.lease"
+    limit = yaml.safe_load(image_check.DOCUMENTATION)["options"]["timeout"]["default"]
+    assert tasks[check - 1]["vars"]["__lease_seconds"] >= limit + LEASE_SECONDS
+
+
+@pytest.mark.parametrize("answer, fails", [({"held": True}, False), ({"held": False, "lease": {"owner": "carla@host"}}, True), ({"unreachable": True}, False),
+                                           (None, False)])
+def test_a_failed_run_stops_nothing_of_another_that_took_over(answer, fails):
+    """Containers go by name. A head that does not answer keeps nobody from stopping."""
+    rescue = replace_tasks()["rescue"]
+    stop = next(number for number, task in enumerate(rescue) if "sparkops.inference.serve_rank" in task)
+    asked, judged = rescue[0], rescue[1]
+    assert "sparkops.inference.lease" in asked and asked["register"] == "__serve_still_held" and stop > 1
+    # Without the last one the other hosts' rescue would end with it (seen with ansible-core 2.19).
+    assert asked["failed_when"] is False and asked["ignore_unreachable"] and asked["any_errors_fatal"] is False
+    head = {"__serve_still_held": answer} if answer else {}
+    variables = {"spark_plan": {"head": "a", "deployment": "d"}, "hostvars": {"a": head}}
+    templar = Templar(DataLoader(), variables=variables)
+    templar.available_variables = {**variables, "__serve_holder": templar.template(trust_as_template(judged["vars"]["__serve_holder"]))}
+    held = templar.template(trust_as_template("{{ " + judged["ansible.builtin.assert"]["that"] + " }}"))
+    assert held is not fails
+    if fails:
+        assert "carla@host" in templar.template(trust_as_template(judged["ansible.builtin.assert"]["fail_msg"]))
+
+
+@pytest.mark.parametrize("module, more", [
+    (serve_proof, {"request": {}}), (serve_canary, {"canary": {"contains": "OK"}, "node": "a"}),
+    (serve_warmup, {"shapes": {}, "max_model_len": 1, "max_num_seqs": 1}),
+], ids=["proof", "canary", "warm-up"])
+def test_the_requests_of_a_proof_keep_the_lease(module, more, tmp_path, capsys, monkeypatch):
+    (tmp_path / "lease.json").write_text(json.dumps({**OTHER, "run_id": "me", "expires": time.time() + 1}))
+
+    def slow(*dummy, **dummy2):
+        until = time.monotonic() + 10
+        while json.loads((tmp_path / "lease.json").read_text())["expires"] < time.time() + 60 and time.monotonic() < until:
+            time.sleep(0.02)
+        return ["late"] if module is serve_canary else real(*dummy, **dummy2)
+
+    name = {serve_proof: "prove", serve_canary: "check_words", serve_warmup: "warm_up"}[module]
+    real = getattr(module, name)
+    monkeypatch.setattr(module, name, slow)
+    run(module, capsys, state_dir=str(tmp_path), api_port=9, model="m", lease_run_id="me", **more)
+    assert json.loads((tmp_path / "lease.json").read_text())["expires"] > time.time() + 60
+
+
+def test_the_play_gives_each_of_these_its_run():
+    found = []
+    for name in ("proof", "canary"):
+        with open(os.path.join(ROOT, f"roles/serve/tasks/{name}.yml"), encoding="utf-8") as stream:
+            tasks = yaml.safe_load(stream)
+        found += [arguments["lease_run_id"] for task in tasks for action, arguments in task.items() if action.startswith("sparkops.inference.serve_")]
+    assert found == ["{{ __serve_lease_run_id }}"] * 4
+
+
+def test_a_node_that_is_lost_while_evidence_is_collected_ends_no_other_hosts_rescue():
+    """Ignored as unreachable, it still counts for any_errors_fatal (seen with ansible-core 2.19)."""
+    with open(os.path.join(ROOT, "roles/collect/tasks/bundle.yml"), encoding="utf-8") as stream:
+        task = yaml.safe_load(stream)[0]
+    assert task["ignore_unreachable"] and task["any_errors_fatal"] is False
