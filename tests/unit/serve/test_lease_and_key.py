@@ -121,7 +121,7 @@ def test_the_lease_outlives_the_time_in_which_nothing_runs():
     given = Templar(DataLoader(), variables=variables).template(trust_as_template(held["vars"]["__lease_seconds"]))
     assert int(given) > 60 + 300 + 120
     with open(os.path.join(ROOT, "roles/lease/tasks/main.yml"), encoding="utf-8") as stream:
-        module = yaml.safe_load(stream)[0]["sparkops.inference.lease"]
+        (module,) = [task["sparkops.inference.lease"] for task in yaml.safe_load(stream) if "sparkops.inference.lease" in task]
     seconds = Templar(DataLoader(), variables={"__lease_seconds": given, "omit": ""}).template(trust_as_template(module["seconds"]))
     assert int(seconds) == int(given)
 
@@ -194,3 +194,12 @@ def test_a_node_that_is_lost_while_evidence_is_collected_ends_no_other_hosts_res
     with open(os.path.join(ROOT, "roles/collect/tasks/bundle.yml"), encoding="utf-8") as stream:
         task = yaml.safe_load(stream)[0]
     assert task["ignore_unreachable"] and task["any_errors_fatal"] is False
+
+
+@pytest.mark.parametrize("hosts, check, refused", [(["a", "b"], False, False), (["a"], False, False), (["b"], False, True), (["b"], True, False)])
+def test_no_play_acts_without_the_node_that_keeps_the_lease(hosts, check, refused):
+    with open(os.path.join(ROOT, "roles/lease/tasks/main.yml"), encoding="utf-8") as stream:
+        task = yaml.safe_load(stream)[0]
+    templar = Templar(DataLoader(), variables={"spark_plan": {"head": "a"}, "ansible_play_hosts_all": hosts, "ansible_check_mode": check})
+    asked, fine = (templar.template(trust_as_template("{{ " + text + " }}")) for text in (task["when"], task["ansible.builtin.assert"]["that"]))
+    assert (asked and not fine) is refused
