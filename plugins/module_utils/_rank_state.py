@@ -79,11 +79,13 @@ def run_place() -> str:
 
 
 def renew_lease(state_dir: str, run_id: str) -> None:
-    """For work that may outlive the lease. Only our own: one that another run has taken over stays with it."""
+    """For work that may outlive the lease. Only our own: one that another run has taken over stays with it. Work that is under way does not
+    end for a full disk."""
     path = os.path.join(state_dir, "lease.json")
     lease = read_json(path, {})
     if lease.get("run_id") == run_id:
-        write_json(path, {**lease, "expires": time.time() + LEASE_SECONDS})
+        with contextlib.suppress(OSError):
+            write_json(path, {**lease, "expires": time.time() + LEASE_SECONDS})
 
 
 def keep_lease(state_dir: str, run_id: str | None) -> None:

@@ -66,11 +66,12 @@ lease:
   returned: always
   type: dict
 notice:
-  description: What was taken over, empty when nothing was.
+  description: What was taken over, or that a full disk took no lease; empty when neither.
   returned: always
   type: str
 """
 
+import errno
 import fcntl
 import os
 import time
@@ -121,7 +122,13 @@ def main() -> None:
         if allowed:
             present = {"run_id": params["run_id"], "owner": params["owner"], "since": present.get("since", now) if not notice else now,
                        "expires": now + params["seconds"]}
-            write_json(path, present)
+            try:
+                write_json(path, present)
+            except OSError as exc:
+                if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                # Nobody else can write one either; a stop must not wait for room.
+                notice = f"not written, {exc.strerror}: no other run is kept away"
     # A lease is no part of the declared state: taking it is no change.
     module.exit_json(changed=False, held=allowed, lease=present, notice=notice)
 

@@ -113,6 +113,25 @@ def archive(api: DockerApi, state_dir: str, document: t.Mapping[str, t.Any]) -> 
     return path
 
 
+def order_stop(wanted_path: str) -> str:
+    """What the service goes by from now on. An empty text, or why it could not be written: on a full disk a rank must still end."""
+    wanted = read_json(wanted_path, {})
+    if wanted.get("action") != "run" and wanted.get("by") not in ("boot", "watch"):
+        return ""
+    try:
+        write_json(wanted_path, {"action": "stop", "id": f"{time.time():.6f}", "at": time.time()})
+    except OSError as exc:
+        return str(exc)
+    return ""
+
+
+def finish(module: AnsibleModule, unwritten: str, **result: t.Any) -> t.NoReturn:
+    if unwritten:
+        msg = f"The rank {module.params['container']} does not run, but its service still holds it for wanted and may start the group again: {unwritten}. "
+        module.fail_json(msg=f"{msg}Mend that and stop it again", **result)
+    module.exit_json(**result)
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -136,18 +155,21 @@ def main() -> None:
             module.exit_json(changed=changed, container=summary(document), tail=[], log="")
         # First the wish, so that the service does not take the end of the rank for a failure.
         # An order of the keeper, which means to bring the group back, must not outlive this one.
-        wanted = read_json(wanted_path, {})
-        if wanted.get("action") == "run" or wanted.get("by") in ("boot", "watch"):
-            write_json(wanted_path, {"action": "stop", "id": f"{time.time():.6f}", "at": time.time()})
+        unwritten = order_stop(wanted_path)
         if document is None:
-            module.exit_json(changed=False, container=None, tail=[], log="")
+            finish(module, unwritten, changed=False, container=None, tail=[], log="")
         if changed:
             api.call("POST", f"/containers/{name}/stop", query={"t": str(grace)})
         document = api.call("GET", f"/containers/{name}/json")
         if document["State"]["Running"]:
             module.fail_json(msg=f"The container {name} still runs after a stop with {grace} s of grace")
         tail = log_bytes(api, document["Id"], str(params["tail"])).decode("utf-8", "replace").splitlines()
-        module.exit_json(changed=changed, container=summary(document), tail=tail, log=archive(api, params["state_dir"], document))
+        try:
+            log = archive(api, params["state_dir"], document)
+        except OSError as exc:
+            log = ""
+            module.warn(f"The log of {name} was not archived, its container keeps it: {exc}")
+        finish(module, unwritten, changed=changed, container=summary(document), tail=tail, log=log)
     except (DockerError, OSError) as exc:
         module.fail_json(msg=f"The rank {name} cannot be stopped: {exc}")
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -179,6 +180,35 @@ def test_a_stop_is_an_order_also_where_the_container_is_gone(order, tmp_path, ca
     assert done["container"] is None and done["changed"] is False
     wanted = json.loads((tmp_path / "wanted.json").read_text())
     assert wanted["action"] == "stop" and "by" not in wanted
+
+
+def test_a_full_disk_stops_no_stop(tmp_path, capsys, monkeypatch):
+    """Neither the order nor the log can be written: the rank ends, its words are told, and then what lacks."""
+    (tmp_path / "wanted.json").write_text(json.dumps({"action": "run", "id": "1"}))
+    state = {"Status": "running", "Running": True, "ExitCode": 0, "OOMKilled": False, "StartedAt": "2026-01-01T10:20:30.5Z", "FinishedAt": ""}
+    document = {"Id": "c" * 64, "Config": {"Labels": {}}, "State": state}
+    routes = {
+        ("GET", "/containers/d-rank0/json"): lambda request: document, ("GET", f"/containers/{'c' * 64}/logs"): frame("last words\n"),
+        ("POST", "/containers/d-rank0/stop"): lambda request: state.update(Running=False, Status="exited"),
+    }
+
+    def full(*dummy):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(serve_rank, "write_json", full)
+    monkeypatch.setattr(serve_rank, "archive", full)
+    warned = []
+    monkeypatch.setattr(serve_rank.AnsibleModule, "warn", lambda self, text: warned.append(text))
+    with FakeDocker(routes) as docker:
+        done = run(serve_rank, capsys, state_dir=str(tmp_path), container="d-rank0", docker_socket=docker.socket_path)
+        assert docker.asked("POST") == ["/containers/d-rank0/stop"]
+        assert done["failed"] and "No space left" in done["msg"] and "does not run" in done["msg"] and "stop it again" in done["msg"]
+        assert done["changed"] and done["tail"] == ["last words"] and not done["container"]["running"]
+        assert "not archived" in warned[0]
+        # The order stands already: what is left is a log that was not archived.
+        (tmp_path / "wanted.json").write_text(json.dumps({"action": "stop", "id": "2"}))
+        done = run(serve_rank, capsys, state_dir=str(tmp_path), container="d-rank0", docker_socket=docker.socket_path)
+    assert "failed" not in done and done["log"] == ""
 
 
 @pytest.mark.parametrize("module", [serve_rank, rank_info], ids=["serve_rank", "rank_info"])

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -17,6 +18,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
 from ansible_collections.sparkops.inference.plugins.action import lease as lease_action
+from ansible_collections.sparkops.inference.plugins.module_utils import _rank_state
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import LEASE_SECONDS
 from ansible_collections.sparkops.inference.plugins.modules import api_key, image_check, lease, serve_canary, serve_proof, serve_warmup
 from run_module import run
@@ -203,3 +205,19 @@ def test_no_play_acts_without_the_node_that_keeps_the_lease(hosts, check, refuse
     templar = Templar(DataLoader(), variables={"spark_plan": {"head": "a"}, "ansible_play_hosts_all": hosts, "ansible_check_mode": check})
     asked, fine = (templar.template(trust_as_template("{{ " + text + " }}")) for text in (task["when"], task["ansible.builtin.assert"]["that"]))
     assert (asked and not fine) is refused
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_keeps_nobody_from_a_stop(tmp_path, capsys, monkeypatch, number):
+    def full(*dummy):
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "lease.json").write_text(json.dumps({**OTHER, "run_id": "me"}))
+    monkeypatch.setattr(lease, "write_json", full)
+    monkeypatch.setattr(_rank_state, "write_json", full)
+    done = run(lease, capsys, state_dir=str(tmp_path), run_id="me", owner="alice")
+    assert done["held"] and os.strerror(number) in done["notice"]
+    _rank_state.renew_lease(str(tmp_path), "me")  # as a drain does
+    # One that another run holds still stands.
+    (tmp_path / "lease.json").write_text(json.dumps({**OTHER, "expires": time.time() + 60}))
+    assert run(lease, capsys, state_dir=str(tmp_path), run_id="me", owner="alice")["held"] is False
