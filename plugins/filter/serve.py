@@ -42,7 +42,9 @@ def _wanted_specs(hostvars: HostVars, plan: Plan) -> dict[str, str]:
 def serve_state(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
     """State of the group with its reasons and ranks; see module_utils/_group_state.py."""
     infos = _rank_infos(hostvars, plan)
-    return group_state(plan["nodes"], infos, _wanted_specs(hostvars, plan), (infos[plan["head"]] or {}).get("api"))
+    # Every host of a run has the plan, also one that does not answer.
+    left_out = [name for name in plan["nodes"] if "spark_plan" not in hostvars[name]]
+    return group_state(plan["nodes"], infos, _wanted_specs(hostvars, plan), (infos[plan["head"]] or {}).get("api"), left_out)
 
 
 def serve_decision(hostvars: HostVars, plan: Plan, restart: bool = False) -> dict[str, t.Any]:

@@ -14,8 +14,10 @@ import typing as t
 ABSENT, HALF, STALE, LOADING, SERVING, WEDGED = "absent", "half", "stale", "loading", "serving", "wedged"
 
 
-def describe_rank(info: t.Mapping[str, t.Any] | None) -> str:
+def describe_rank(info: t.Mapping[str, t.Any] | None, asked: bool = True) -> str:
     """One rank in a few words for a person."""
+    if not asked:
+        return "was not read (--limit)"
     if info is None:
         return "does not answer: it may still run"
     container = info.get("container")
@@ -39,15 +41,17 @@ def group_state(
     infos: t.Mapping[str, t.Mapping[str, t.Any] | None],
     wanted: t.Mapping[str, str],
     api: t.Mapping[str, t.Any] | None,
+    left_out: t.Collection[str] = (),
 ) -> dict[str, t.Any]:
     """Judge the group.
 
     ``nodes``: inventory names by rank. ``infos``: result of rank_info by name, None where the node did not answer.
     ``wanted``: spec hash by name; empty where it is not known yet. ``api``: what rank 0's API said:
     {"health": HTTP status, "proof": {"ok", "verdict", "detail"}}, None when it was not asked.
+    ``left_out``: names that are not in this run; of them nothing is known.
     Returns {"state", "reasons": [...], "ranks": [{"rank", "node", "says"}]}.
     """
-    ranks = [{"rank": rank, "node": name, "says": describe_rank(infos.get(name))} for rank, name in enumerate(nodes)]
+    ranks = [{"rank": rank, "node": name, "says": describe_rank(infos.get(name), name not in left_out)} for rank, name in enumerate(nodes)]
     running = [name for name in nodes if rank_is_running(infos.get(name))]
     down = [entry for entry in ranks if entry["node"] not in running]
     lines = [f"rank {entry['rank']} ({entry['node']}): {entry['says']}" for entry in down]

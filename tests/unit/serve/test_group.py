@@ -334,8 +334,9 @@ def hostvars():
     }
     head = {**rank("sa"), "api": SERVING_API, "recorded": {"spec": "sa"}, "heartbeat_age": 0.5}
     return {
-        "a": {"__serve_rank_info": {"rank": head}, "spark_node": node, "__serve_spec": {"spec": SPEC}},
-        "b": {"__serve_rank_info": {"rank": {**rank("sb"), "recorded": {"spec": "sb"}, "heartbeat_age": 0.5}}, "spark_node": {**node, "user": {"name": "bob"}}},
+        "a": {"spark_plan": PLAN, "__serve_rank_info": {"rank": head}, "spark_node": node, "__serve_spec": {"spec": SPEC}},
+        "b": {"spark_plan": PLAN, "__serve_rank_info": {"rank": {**rank("sb"), "recorded": {"spec": "sb"}, "heartbeat_age": 0.5}},
+              "spark_node": {**node, "user": {"name": "bob"}}},
     }
 
 
@@ -411,9 +412,11 @@ def test_status_document_and_text_agree():
     assert document["state"] == "serving" and [entry["rank"] for entry in document["ranks"]] == [0, 1]
     assert filters.status_text(hostvars(), PLAN).startswith("lab_tiny: serving")
     missing = hostvars()
-    missing["b"] = {}
+    missing["b"] = {"spark_plan": PLAN}
     assert filters.status_document(missing, PLAN)["state"] == "half"
     assert "may still run" in filters.status_text(missing, PLAN)
+    missing["b"] = {}
+    assert "rank 1 (b): was not read (--limit)" in filters.status_text(missing, PLAN) and "may still run" not in filters.status_text(missing, PLAN)
 
 
 @pytest.mark.parametrize("waited", [None, {"skipped": True}, {"ranks": {"0": {"nccl": []}, "1": {"nccl": ["sockets"]}}}], ids=["found", "skipped", "started"])
