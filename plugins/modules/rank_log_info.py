@@ -42,7 +42,7 @@ options:
     type: int
     default: 0
   wanted:
-    description: Lines that the log must have, or the task fails with all that are lacking.
+    description: Lines that the log must have, or the task fails with all that are lacking. A log whose beginning was rotated away proves no lack.
     type: list
     elements: dict
     default: []
@@ -88,6 +88,11 @@ found:
   description: In how many lines each of O(wanted) was found.
   returned: always
   type: dict
+unjudged:
+  description: What of O(wanted) could not be judged, and why.
+  returned: always
+  type: list
+  elements: str
 refusals:
   description: What is lacking.
   returned: on refusal
@@ -105,6 +110,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import FrameReader
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
+
+# No engine is silent for so long after its start, not even one that is read from a cold disk.
+FIRST_WORDS_SECONDS = 300
 
 
 def unix_time(stamp: str) -> str:
@@ -130,13 +138,20 @@ def read(api: DockerApi, container: str, tail: int, since: str = "") -> t.Iterat
             yield stamp, text
 
 
-def count(api: DockerApi, container: str, wanted: t.Sequence[t.Mapping[str, t.Any]]) -> dict[str, int]:
+def count(api: DockerApi, container: str, wanted: t.Sequence[t.Mapping[str, t.Any]]) -> tuple[dict[str, int], str]:
+    """In how many lines each was found, and the time of the first line of all."""
     patterns = {item["text"]: re.compile(item["text"]) for item in wanted}
-    found = dict.fromkeys(patterns, 0)
-    for dummy, text in read(api, container, -1):
+    found, first = dict.fromkeys(patterns, 0), ""
+    for stamp, text in read(api, container, -1):
+        first = first or stamp
         for name, pattern in patterns.items():
             found[name] += bool(pattern.search(text))
-    return found
+    return found, first
+
+
+def has_lost_its_beginning(first: str, started: str) -> bool:
+    """Whether the Docker Engine has rotated away what this run said first. One that still has the end of an earlier run has all of this one."""
+    return bool(first) and float(unix_time(first)) - float(unix_time(started)) > FIRST_WORDS_SECONDS
 
 
 def main() -> None:
@@ -164,20 +179,29 @@ def main() -> None:
     api = DockerApi(params["docker_socket"], timeout=10)
     wanted = [item for item in params["wanted"] if item["wanted"]]
     try:
-        if api.inspect_container(params["container"]) is None:
-            module.exit_json(changed=False, lines=[], cursor="", found={})
+        document = api.inspect_container(params["container"])
+        if document is None:
+            module.exit_json(changed=False, lines=[], cursor="", found={}, unjudged=[])
         asked = params["tail"] or params["since"]
         last = collections.deque(read(api, params["container"], params["tail"], params["since"] or ""), maxlen=100000) if asked else ()
-        found = count(api, params["container"], wanted) if wanted else {}
+        found, first = count(api, params["container"], wanted) if wanted else ({}, "")
     except DockerError as exc:
         module.fail_json(msg=f"The log of {params['container']} cannot be read: {exc}")
-    result = {"changed": False, "lines": [text for dummy, text in last], "cursor": last[-1][0] if last else params["since"] or "", "found": found}
+    lacking = [item for item in wanted if found[item["text"]] < item["at_least"]]
+    unjudged = []
+    if lacking and has_lost_its_beginning(first, document["State"]["StartedAt"]):
+        unjudged = [f"{params['node']}: {item['text']!r} was not judged: the log begins only at {first[:19]}, what the start said is gone" for item in lacking]
+        lacking = []
+    result = {
+        "changed": False, "lines": [text for dummy, text in last], "cursor": last[-1][0] if last else params["since"] or "", "found": found,
+        "unjudged": unjudged,
+    }
     refusals = [
         Refusal(
             "serve.log_lines", params["node"], f"log of {params['container']}", f"{item['text']!r} in {found[item['text']]} lines",
             f"at least {item['at_least']}", f"{item['says']}; compare image and settings of this rank with the others",
         )
-        for item in wanted if found[item["text"]] < item["at_least"]
+        for item in lacking
     ]
     if refusals:
         fail(module, refusals, **result)

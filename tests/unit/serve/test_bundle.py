@@ -309,6 +309,16 @@ def test_lines_that_a_start_must_write(capsys):
     assert not log_info(capsys, frame(LINES), wanted=[{**wanted[1], "wanted": False}])[0].get("failed")
 
 
+@pytest.mark.parametrize("begins, lacks", [("2026-01-01T00:04:59", True), ("2026-01-01T00:05:01", False), ("2025-12-31T00:00:00", True)],
+                         ids=["slow start", "rotated", "an earlier run before it"])
+def test_a_log_whose_beginning_is_gone_proves_no_lack(capsys, begins, lacks):
+    """An engine that serves for days rotates away what its start said."""
+    log = frame(f"{begins}.000000000Z a line\n2026-01-02T00:00:00.000000000Z ablit once\n")
+    answer, dummy = log_info(capsys, log, wanted=[{"text": "packed=True", "says": "x"}, {"text": "ablit", "says": "y"}])
+    assert bool(answer.get("failed")) is lacks
+    assert answer["unjudged"] == ([] if lacks else [f"a: 'packed=True' was not judged: the log begins only at {begins}, what the start said is gone"])
+
+
 def test_a_rank_without_a_container_has_no_lines(capsys):
     with FakeDocker({}) as docker:
         assert run(rank_log_info, capsys, node="a", container="c", docker_socket=docker.socket_path, tail=5)["lines"] == []
