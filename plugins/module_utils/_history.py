@@ -57,15 +57,19 @@ def brief(record: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
 def keep(state_dir: str, record: t.Mapping[str, t.Any], limit: int) -> list[str]:
     """Write a record with the files of the rank, make it the last good one, and let go of the oldest. Returns the ids that went."""
     folder = os.path.join(history_dir(state_dir), record["id"])
-    partial = f"{folder}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    os.makedirs(partial, mode=0o750)
-    for name in FOLDERS:
-        if os.path.isdir(os.path.join(state_dir, name)):
-            shutil.copytree(os.path.join(state_dir, name), os.path.join(partial, name))
-    write_json(os.path.join(partial, "record.json"), record)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.rename(partial, folder)
+    if read(state_dir, record["id"]):
+        # The hash covers the files: only the words are new. What last_good.json names is there at every moment.
+        write_json(os.path.join(folder, "record.json"), record)
+    else:
+        partial = f"{folder}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        os.makedirs(partial, mode=0o750)
+        for name in FOLDERS:
+            if os.path.isdir(os.path.join(state_dir, name)):
+                shutil.copytree(os.path.join(state_dir, name), os.path.join(partial, name))
+        write_json(os.path.join(partial, "record.json"), record)
+        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        os.rename(partial, folder)
     write_json(os.path.join(state_dir, "last_good.json"), record)
     gone = [old["id"] for old in records(state_dir)[limit:] if old["id"] != record["id"]]
     for name in gone:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -55,6 +56,28 @@ def test_the_oldest_records_go_and_a_second_proof_makes_no_second_record(state, 
     assert again["forgotten"] == []
     assert run(serve_history, capsys, state_dir=str(state), record=record(3, 31), keep=3)["forgotten"] == [f"{1:012x}"]
     assert [one["id"] for one in _history.records(str(state))] == [f"{number:012x}" for number in (3, 0, 2)]
+
+
+def test_a_loss_of_power_while_a_record_is_renewed_leaves_one(state, capsys, monkeypatch):
+    run(serve_history, capsys, state_dir=str(state), record=record(1, 0))
+
+    def lost(*dummy):
+        raise KeyboardInterrupt
+
+    for place, name in ((_history.os, "rename"), (_history, "write_json")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, lost)
+            with contextlib.suppress(KeyboardInterrupt):
+                _history.keep(str(state), {**record(1, 30), "id": f"{1:012x}"}, 10)
+        named = json.loads((state / "last_good.json").read_text())["id"]
+        assert [one["id"] for one in _history.records(str(state))] == [named] and (state / "history" / named / "container/entry.py").exists()
+
+
+def test_a_damaged_record_is_made_anew(state, capsys):
+    run(serve_history, capsys, state_dir=str(state), record=record(1, 0))
+    (state / "history" / f"{1:012x}" / "record.json").write_text("{")
+    run(serve_history, capsys, state_dir=str(state), record=record(1, 30))
+    assert [one["proven_at"] for one in _history.records(str(state))] == [record(1, 30)["proven_at"]]
 
 
 def test_check_mode_writes_nothing_and_a_strange_id_reads_nothing(state, capsys):
