@@ -121,12 +121,21 @@ class Watcher:
         self.last_line = ""
         self.last_progress = time.time()
         self.work = None
-        threading.Thread(target=self._follow, daemon=True).start()
+        # A container that was started again still has the words of its earlier runs.
+        self.since = int(started_at(self.run[1]))
+        self.thread = None
+        self.follow()
+
+    def follow(self):
+        """Go on where the stream ended: containers may outlive a Docker daemon that is started again."""
+        if self.thread is None or not self.thread.is_alive():
+            self.thread = threading.Thread(target=self._follow, daemon=True)
+            self.thread.start()
 
     def _follow(self):
         try:
-            # A container that was started again still has the words of its earlier runs.
-            for line in self.docker.follow_logs(self.name, int(started_at(self.run[1]))):
+            for line in self.docker.follow_logs(self.name, self.since):
+                self.since = f"{time.time():.9f}"
                 self._on_line(line)
         except DockerError:
             return  # the engine went away: the next heartbeat says so
@@ -367,6 +376,7 @@ class Service:
             self.watcher = Watcher(self.docker, container["Id"], run, container["Config"].get("Env") or [])
         if container["State"]["Running"] and time.time() - self.cpu_at >= 5:
             self.cpu_at = time.time()
+            self.watcher.follow()
             try:
                 self.watcher.note_work(self.docker.work(container["Id"]))
             except DockerError as exc:

@@ -47,6 +47,7 @@ class Engine:
 
     def __init__(self):
         self.exists, self.running, self.code, self.calls, self.log = True, False, 0, [], []
+        self.later = []  # what the log has beyond the lines of the start
         self.started_at = "0001-01-01T00:00:00Z"
         self.queries, self.environment = [], None
         self.start_seconds = self.look_seconds = 0.0  # how long an answer takes
@@ -86,7 +87,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if "/logs" in self.path:
             self.send_response(200)
             self.end_headers()
-            for line in self.engine.log:
+            since = float(self.path.partition("since=")[2].partition("&")[0])
+            for line in self.engine.log if since == int(node.started_at(self.engine.started_at)) else self.engine.later:
                 data = line.encode()
                 self.wfile.write(b"\1\0\0\0" + struct.pack(">I", len(data)) + data)
             return
@@ -229,6 +231,27 @@ def test_log_lines_are_progress_and_noise_is_not(state_dir, engine):
     assert beat(state_dir)["progress"]["lines"] == 1
     assert beat(state_dir)["progress"]["last_line"] == "loading shard 1"
     assert len(beat(state_dir)["tail"]) == 2
+
+
+def test_a_log_is_followed_again_when_its_stream_broke(state_dir, engine):
+    """As when the Docker daemon is started again and the container lives on: a group at work must not look stalled."""
+    engine.log = ["loading shard 1\n"]
+    order(state_dir, "run")
+    one = node.Service(state_dir)
+    one.step()
+    watcher = one.watcher
+    watcher.thread.join(10)
+    assert watcher.lines == 1
+    engine.later = ["loading shard 2\n"]
+    one.cpu_at = 0.0
+    one.step()
+    watcher.thread.join(10)
+    assert one.watcher is watcher and watcher.lines == 2 and watcher.last_line == "loading shard 2"
+    # Not of a run that has ended: its stream is over for good.
+    engine.running, one.cpu_at = False, 0.0
+    thread = watcher.thread
+    one.step()
+    assert one.watcher.thread is thread
 
 
 @pytest.mark.parametrize(
