@@ -253,7 +253,7 @@ def test_a_drain_waits_for_running_and_waiting_requests(engine):
 def test_a_drain_that_takes_too_long_says_how_many_are_cut(engine):
     engine.values = {_engine_api.RUNNING: 2, _engine_api.WAITING: 1}
     left, waited = serve_drain.drain(("127.0.0.1", engine.port), 0.1, lambda: None, pause=0.02)
-    assert left == 3 and 0.1 <= waited < 2
+    assert left == 3 and 0.1 <= waited < 30
     assert serve_drain.words(left, 60) == "3 requests still ran after 60 s and were cut"
 
 
