@@ -18,6 +18,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import pwd
 import stat
 import tempfile
 import threading
@@ -316,6 +317,20 @@ def existing_parent(path: str) -> str:
     while not os.path.exists(path):
         path = os.path.dirname(path) or "/"
     return path
+
+
+def unwritable(path: str, option: str) -> dict[str, str] | None:
+    """Why this account may make nothing at a path, in the words of a refusal; None when it may."""
+    parent = existing_parent(path)
+    if os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
+        return None
+    account = pwd.getpwuid(os.geteuid()).pw_name
+    return {
+        "thing": parent,
+        "found": f"owned by uid {os.stat(parent).st_uid}, not writable for {account}",
+        "wanted": "a folder that the account may write",
+        "next_step": f"sudo chown {account} {parent}, or set {option}; the bootstrap play makes the default place only",
+    }
 
 
 def space(path: str) -> Space:

@@ -207,13 +207,8 @@ class Packer(_unit.LongModule):
     def folder_refusals(self) -> list[Refusal]:
         if self.module.check_mode and not os.path.isdir(self.params["state_root"]):
             return []  # role bootstrap makes it
-        parent = _manifest.existing_parent(self.params["directory"])
-        if os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
-            return []
-        found = f"owned by uid {os.stat(parent).st_uid}, not writable for uid {os.geteuid()}"
-        return [
-            self.refusal("not_writable", parent, found, "a folder that the account may write", "run the bootstrap play, change the owner, or set engram_root")
-        ]
+        lack = _manifest.unwritable(self.params["directory"], "engram_root")
+        return [self.refusal("not_writable", **lack)] if lack else []
 
     def refuse_damage(self, look: Look) -> None:
         """A file that was once complete and no longer counts. What was never packed is no damage."""

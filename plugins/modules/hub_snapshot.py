@@ -322,18 +322,8 @@ class Snapshot(_unit.LongModule):
     def folder_refusals(self) -> list[Refusal]:
         """The user must be able to write where the trees will be."""
         with _unit.identity(self.user):
-            parent = _manifest.existing_parent(self.params["weights_root"])
-            if os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
-                return []
-            return [
-                self.refusal(
-                    "not_writable",
-                    parent,
-                    f"owned by uid {os.stat(parent).st_uid}, not writable for uid {os.geteuid()}",
-                    "a folder that the user may write",
-                    "run the bootstrap play, change the owner, or set weights_root",
-                )
-            ]
+            lack = _manifest.unwritable(self.params["weights_root"], "weights_root")
+        return [self.refusal("not_writable", **lack)] if lack else []
 
     # The managed library
 

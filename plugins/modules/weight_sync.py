@@ -249,13 +249,8 @@ class Sync(_unit.LongModule):
     def folder_refusals(self) -> list[Refusal]:
         """The user must be able to write where the copies will be."""
         with _unit.identity(self.user):
-            parent = _manifest.existing_parent(self.params["weights_root"])
-            if os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
-                return []
-            found = f"owned by uid {os.stat(parent).st_uid}, not writable for uid {os.geteuid()}"
-        return [
-            self.refusal("not_writable", parent, found, "a folder that the user may write", "run the bootstrap play, change the owner, or set weights_root")
-        ]
+            lack = _manifest.unwritable(self.params["weights_root"], "weights_root")
+        return [self.refusal("not_writable", **lack)] if lack else []
 
     def request(self) -> dict[str, t.Any]:
         request = {name: self.params[name] for name in JOB_OPTIONS}

@@ -75,6 +75,8 @@ def test_without_the_weights_disk_no_rank_runs_and_the_status_names_the_mount(se
     for machine in MACHINES:
         on(machine, f"mkdir -p {WEIGHTS}")
     on(worker, f"mkfs.ext4 -q -F /dev/vdd && echo '/dev/vdd {WEIGHTS} ext4 nofail 0 0' >> /etc/fstab && mount {WEIGHTS}")
+    for machine in MACHINES:
+        on(machine, f"chown --reference=/var/lib/sparkops {WEIGHTS}")
     settings = {"weights_root": WEIGHTS}
     for name in ("bootstrap", "weights", "sync", "serve"):
         done = play(name, variables=settings)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
+import tempfile
 
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _manifest as manifests
+from ansible_collections.sparkops.inference.plugins.module_utils import _unit
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import File, Manifest, ManifestError, Need
 from hypothesis import given
 from hypothesis import strategies as st
@@ -201,3 +204,13 @@ def test_sizes_for_people_are_right_to_a_tenth(size):
     value, unit = re.fullmatch(r"([\d.]+) (GiB|MiB|KiB|bytes)", text).groups()
     factor = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "bytes": 1}[unit]
     assert abs(float(value) * factor - size) <= 0.06 * factor
+
+
+def test_a_folder_of_another_account_is_told_with_the_command_that_gives_it_away(tmp_path):
+    assert manifests.unwritable(str(tmp_path / "a/b"), "weights_root") is None
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own lie below one that others may not enter
+        os.chmod(folder, 0o555)
+        with _unit.identity("nobody"):
+            lack = manifests.unwritable(f"{folder}/a/b", "weights_root")
+    account = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+    assert lack["thing"] == folder and lack["next_step"].startswith(f"sudo chown {account} {folder}, or set weights_root;")
