@@ -22,8 +22,10 @@ EXPORT_OPTIONS = ("ro", "sync", "no_subtree_check", "root_squash", "sec=sys")
 HARMLESS = ("wdelay", "hide", "secure", "no_all_squash", "mountpoint", "acl")
 FORBIDDEN = ("rw", "no_root_squash", "insecure", "crossmnt", "nohide")
 MOUNT_OPTIONS = ("nfsvers=4.2", "ro", "nconnect=8", "rsize=1048576", "wsize=1048576", "hard", "timeo=600", "nosuid", "nodev", "noexec")
-# systemd tries again for as long as the server is away at boot, and nothing waits for it (systemd.mount(5), "bg").
-BOOT_OPTIONS = ("bg", "_netdev")
+# By this the unit that mounts at boot knows our lines; mount(8) gives options with "x-" to nobody.
+BOOT_MARK = "x-sparkops"
+# No boot waits for the server, or fails without it.
+BOOT_OPTIONS = ("nofail", "_netdev", BOOT_MARK)
 # What the kernel's server cannot give a lasting file handle for.
 NOT_EXPORTABLE = {
     "overlay": "the kernel's NFS server cannot export an overlay filesystem",

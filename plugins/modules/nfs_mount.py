@@ -95,7 +95,12 @@ fstab_options:
   description: Options for the line in the table of filesystems.
   returned: always
   type: str
-  sample: nfsvers=4.2,ro,hard,bg,_netdev
+  sample: nfsvers=4.2,ro,hard,nofail,_netdev,x-sparkops
+boot_mark:
+  description: The one of these options by which these lines are known.
+  returned: always
+  type: str
+  sample: x-sparkops
 refusals:
   description: Every reason not to go on.
   returned: on refusal
@@ -238,7 +243,7 @@ class Client:
         if mounting and not self.module.check_mode:
             notices += self.prove()
         steps = [{"path": wanted.path, "action": step.action, "reason": step.reason} for wanted, _mount, step in plans]
-        return {"changed": changed, "steps": steps, "notices": notices, "fstab_options": _nfs_plan.fstab_options()}
+        return {"changed": changed, "steps": steps, "notices": notices, "fstab_options": _nfs_plan.fstab_options(), "boot_mark": _nfs_plan.BOOT_MARK}
 
     def run(self, argv: t.Sequence[str], seconds: int) -> tuple[int, str]:
         """A program that is killed when its time is over."""

@@ -139,7 +139,7 @@ def test_shared_read_back_mounted_and_proven(model):
         assert option in options.split(",")
     assert hashes(WORKER, tree()) == hashes(HEAD, tree())
     assert json.loads(on(WORKER, f"cat {tree()}.manifest.json")) == json.loads(on(HEAD, f"cat {tree()}.manifest.json"))
-    assert "bg" in on(WORKER, "grep nfs4 /etc/fstab")
+    assert "x-sparkops" in on(WORKER, "grep nfs4 /etc/fstab") and on(WORKER, "systemctl is-enabled sparkops-mounts").strip() == "enabled"
 
 
 def test_nothing_but_the_tree_can_be_reached(model):
@@ -233,6 +233,7 @@ def test_the_mount_is_there_again_after_both_reboot(model):
 def test_from_shared_folders_back_to_copies(model):
     fine(play("sync", variables=RSYNC))
     assert " nfs4 " not in on(WORKER, "cat /proc/mounts") and "nfs4" not in on(WORKER, "cat /etc/fstab")
+    assert "sparkops-mounts" not in on(WORKER, "systemctl list-unit-files --no-pager")
     assert on(HEAD, "exportfs -v").strip() == "" and hashes(WORKER, tree()) == hashes(HEAD, tree())
 
 
