@@ -36,8 +36,9 @@ sys.exit(_unit.run_job(sys.argv[1], work))
 """
 # A task that begins it, says its number, and waits for the end that comes with its session.
 TASK = """
-import json, sys, time
+import json, signal, sys, time
 from {package} import _unit
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would pass on that it is ignored
 _unit.available = lambda module: False
 job = _unit.Job(None, "weights", "d", sys.argv[1], "")
 job.begin(json.loads(sys.argv[2]), {{"then": "wait"}})
