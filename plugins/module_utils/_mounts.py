@@ -70,6 +70,12 @@ def read(proc_root: str = "/proc", process: str = "self") -> list[Mount]:
         return []
 
 
+def fstab_places(text: str) -> list[str]:
+    """Where the lines of /etc/fstab mount what comes over a network: they count at the next boot, whatever is mounted now."""
+    rows = (line.split() for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return [unescape(row[1]) for row in rows if len(row) > 2 and row[2] in NETWORK_TYPES]
+
+
 def below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 

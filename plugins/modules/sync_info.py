@@ -60,6 +60,7 @@ info:
     modules: {nfsd: true, nfsv4: true, zfs: false}
     mounts: []
     message: ""
+    fstab: []
     exported: false
     zfs: {dataset: null, device: null}
     artefacts:
@@ -78,6 +79,7 @@ refusals:
   elements: dict
 """
 
+import contextlib
 import os
 import typing as t
 
@@ -162,6 +164,12 @@ def zfs_info(module: AnsibleModule, dataset: str | None, device: str | None) -> 
     return result
 
 
+def fstab_places() -> list[str]:
+    with contextlib.suppress(OSError), open("/etc/fstab", encoding="utf-8", errors="surrogateescape") as stream:
+        return _mounts.fstab_places(stream.read())
+    return []
+
+
 def read(module: AnsibleModule) -> dict[str, t.Any]:
     params = module.params
     root = params["weights_root"]
@@ -174,6 +182,7 @@ def read(module: AnsibleModule) -> dict[str, t.Any]:
     # The user's own folder may lie on a share too, or below one; then not even its parents can be looked at.
     gone = holder is not None and holder.path in silent
     parent = root if gone else _manifest.existing_parent(root)
+    artefacts = [tree_info(item, root, mounts, silent) for item in params["artefacts"]]
     return {
         "node": params["node"],
         "weights_root": root,
@@ -190,9 +199,10 @@ def read(module: AnsibleModule) -> dict[str, t.Any]:
             for mount, look in zip(networks, looks)
         ],
         "message": format_refusals(broken) if broken else "",
+        "fstab": [path for path in fstab_places() if path in [artefact["tree"] for artefact in artefacts]],
         "exported": bool(params["exports_file"]) and os.path.exists(params["exports_file"]),
         "zfs": zfs_info(module, params["dataset"], params["device"]),
-        "artefacts": [tree_info(item, root, mounts, silent) for item in params["artefacts"]],
+        "artefacts": artefacts,
     }
 
 

@@ -131,3 +131,8 @@ def test_the_state_of_a_mount(answer, state, monkeypatch):
 def test_a_folder_without_such_mounts_is_not_asked(monkeypatch):
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("nothing is to be asked"))
     assert _limited.not_live("/etc") == []
+
+
+def test_a_line_of_the_table_of_filesystems_counts_whatever_is_mounted():
+    table = f"# {TREE}\n/dev/vda / ext4 defaults 0 1\n\n198.51.100.11:{TREE} {TREE} nfs4 ro,nofail 0 0\nhead:/a /srv/with\\040space nfs ro 0 0\nshort line\n"
+    assert _mounts.fstab_places(table) == [TREE, "/srv/with space"]

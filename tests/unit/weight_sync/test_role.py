@@ -55,7 +55,7 @@ def running(policy, method, hosts=tuple(NODES)):
         "spark_rank": 1,
         "ansible_play_hosts": list(hosts),
         "__weight_sync_choice": {"method": method},
-        "__weight_sync_look": {"info": {"message": "", "mounts": [{"path": "/w"}], "exported": True}},
+        "__weight_sync_look": {"info": {"message": "", "mounts": [{"path": "/w"}], "fstab": [], "exported": True}},
     }
     templar = Templar(DataLoader(), variables=variables)
     return {name for name, when in parts() if name and all(templar.evaluate_conditional(trust_as_template(str(one))) for one in when)}

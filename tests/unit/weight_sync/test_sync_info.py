@@ -62,3 +62,12 @@ def test_nothing_below_a_dead_mount_is_looked_at(look, place):
 def test_a_live_share_of_the_users_is_a_place_like_any_other(look):
     info = look.at(os.path.dirname(look.root), "live")
     assert info["message"] == "" and info["free"] > 0 and info["writable"] and info["owner"] == os.getuid()
+
+
+def test_a_tree_that_is_mounted_at_boot_only_is_told(look, monkeypatch):
+    """The mount failed, or was undone by hand: another method must still take its line away."""
+    info = look.at(os.path.dirname(look.root), "live")
+    tree = info["artefacts"][0]["tree"]
+    assert info["fstab"] == []
+    monkeypatch.setattr(sync_info, "fstab_places", lambda: [tree, "/srv/of-the-user"])
+    assert look.at(os.path.dirname(look.root), "live")["fstab"] == [tree]
