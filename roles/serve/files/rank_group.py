@@ -88,7 +88,8 @@ def mark_ready(paths):
     if wanted.get("action") != "run":
         reason = (wanted.get("report") or {}).get("reason") or wanted.get("reason") or "ordered to stop"
         return {**local_state(paths, tail=0), "error": f"the rank is not wanted any more: {reason}"}
-    write_json(paths.ready, {"id": wanted["id"], "at": time.time()})
+    if not is_ready(paths, wanted):  # it may be told more than once
+        write_json(paths.ready, {"id": wanted["id"], "at": time.time()})
     return {**local_state(paths, tail=0), "error": ""}
 
 

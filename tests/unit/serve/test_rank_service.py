@@ -646,6 +646,9 @@ def test_a_busy_engine_does_not_make_the_proof_of_a_group_worthless(state_dir, e
     path = one.paths.heartbeat
     node.write_json(path, {**beat(state_dir), "error": "the Docker Engine did not answer within 3 s", "looked": False})
     assert service.mark_ready(one.paths)["error"] == "" and node.read_json(one.paths.ready)["id"] == "1"
+    marked = node.read_json(one.paths.ready)
+    service.mark_ready(one.paths)
+    assert node.read_json(one.paths.ready) == marked, "told twice, marked once"
 
 
 def test_a_rank_that_was_ended_meanwhile_is_not_ready(state_dir, engine):
