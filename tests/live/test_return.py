@@ -85,11 +85,16 @@ def test_a_proven_deployment_is_on_record_on_every_rank(proven):
     assert key not in on("spark-1", f"grep -r . {STATE}/history {STATE}/last_good.json")
 
 
+def counters_asked():
+    return int(on("spark-1", f"docker logs {DEPLOYMENT}-rank0 2>&1 | grep -c 'GET /metrics' || true"))
+
+
 def release_at_drain():
-    """Let the request that hangs go on as soon as the drain has asked for the engine's counters, whenever the play gets there."""
-    before = int(on("spark-1", f"docker logs {DEPLOYMENT}-rank0 2>&1 | grep -c 'GET /metrics' || true"))
+    """Let the request that hangs go on as soon as the drain asks for the engine's counters twice a second, whenever the play gets there; each look
+    at a group that does not answer asks for them twice in all."""
+    before = counters_asked()
     for dummy in range(300):
-        if int(on("spark-1", f"docker logs {DEPLOYMENT}-rank0 2>&1 | grep -c 'GET /metrics' || true")) > before:
+        if counters_asked() > before + 6:
             break
         time.sleep(1)
     behave(COMPLETION="")
