@@ -277,7 +277,7 @@ class Service:
         self.docker = None
         self.container = None
         self.watcher = None
-        self.done_start_id = None
+        self.done_start_id = self.seen_start_id = None
         self.starting = self.stopping = None
         self.ending = threading.Lock()
         self.error = ""  # of the last start or stop
@@ -316,11 +316,18 @@ class Service:
     def look(self):
         """The container as the engine has it. An engine that is busy for a while changes nothing of what is known."""
         try:
-            container = self.act(self.wanted, self.docker.inspect(self.rank["container"]))
+            container = self.act(self.wanted, self.inspect())
         except DockerError as exc:
             self.look_error = str(exc)
             return self.container if time.monotonic() - self.looked_at < ENGINE_PATIENCE_SECONDS else None
         self.look_error, self.looked_at = "", time.monotonic()
+        return container
+
+    def inspect(self):
+        """A start may be done in between: it is told only with what was seen after it, else an earlier end would look like one of this start."""
+        done = self.done_start_id
+        container = self.docker.inspect(self.rank["container"])
+        self.seen_start_id = done
         return container
 
     def act(self, wanted, container):
@@ -329,13 +336,13 @@ class Service:
         running = bool(container) and container["State"]["Running"]
         if wanted["action"] == "run" and wanted["id"] != self.done_start_id and self.starting is None:
             if container and started_since(container, wanted.get("at", 0)):
-                self.done_start_id = wanted["id"]
+                self.done_start_id = self.seen_start_id = wanted["id"]
                 return container  # carried out before this service was restarted; if the rank has died since, it stays dead
             self.guard.tripped = None
             starting = self.starting = threading.Thread(target=self._start, args=(name, container, wanted["id"]), daemon=True)
             starting.start()
             starting.join(2.0)  # mostly it takes no longer; heartbeats go on where it does
-            return container if starting.is_alive() else self.docker.inspect(name)
+            return container if starting.is_alive() else self.inspect()
         if wanted["action"] == "stop" and running:
             if wanted.get("now"):
                 self.end_now(container)
@@ -409,7 +416,7 @@ class Service:
             "rank": self.rank.get("rank"),
             "boot_id": boot_identity(),
             "wanted": {name: wanted[name] for name in ("action", "id", "at", "by") if name in wanted},
-            "started_id": self.done_start_id,
+            "started_id": self.seen_start_id,
             "ready": self.ready,
             "error": self.error or self.look_error,
             "looked": not self.look_error,

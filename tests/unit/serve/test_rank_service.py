@@ -191,6 +191,26 @@ def test_a_start_that_takes_long_keeps_the_heartbeat_and_is_done_once(state_dir,
     assert engine.calls == ["start"] and beat(state_dir)["started_id"] == "1" and beat(state_dir)["container"]["running"]
 
 
+def test_a_start_is_told_with_what_was_seen_after_it(state_dir, engine, monkeypatch):
+    """The start ends between the look and the heartbeat: the code of an earlier end is not that of this start."""
+    one = node.Service(state_dir)
+    engine.code = 1
+    order(state_dir, "run")
+    engine.start_seconds = 2.5
+    lacking = one.lacking
+
+    def slow(container):
+        one.starting.join(10)
+        return lacking(container)
+
+    monkeypatch.setattr(one, "lacking", slow)
+    one.step()
+    assert engine.running and beat(state_dir)["container"]["exit_code"] == 1 and beat(state_dir)["started_id"] is None
+    monkeypatch.undo()
+    one.step()
+    assert beat(state_dir)["container"]["running"] and beat(state_dir)["started_id"] == "1"
+
+
 def test_an_engine_that_is_busy_takes_no_rank_away(state_dir, engine, monkeypatch):
     one = node.Service(state_dir)
     order(state_dir, "run")
