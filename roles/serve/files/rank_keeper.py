@@ -283,7 +283,10 @@ class Keeper:
         by = group.get("by") if group.get("by") in KEEPERS else "watch" if self.rank.get("watch") else ""
         if not by or any("container" not in answer or answer.get("service") == "unknown" for answer in answers.values()):
             return "", ""
-        verdict = self.watch.judge(answers, 0, time.time())
+        # A poll from before the start has seen the end of an earlier run.
+        ids = group.get("ids", {})
+        early = any(answer.get("service") == "alive" and answer.get("started_id") != ids.get(number) for number, answer in answers.items())
+        verdict = {"verdict": "waiting"} if early else self.watch.judge(answers, 0, time.time())
         # What a memory guard ended stays down; its own way to the other ranks is faster than this.
         if verdict["verdict"] not in ("waiting", "guard"):
             return by, verdict["reason"]

@@ -771,7 +771,7 @@ class FakeGroup:
     def start(self, by):
         self.calls.append(("start", by))
         order(self.paths.state_dir, "run", f"{time.time():.6f}")
-        node.write_json(self.paths.group, {"by": by, "at": time.time(), "boots": {"0": "b0", "1": "b1"}, "ids": {}})
+        node.write_json(self.paths.group, {"by": by, "at": time.time(), "boots": {"0": "b0", "1": "b1"}, "ids": {"0": "0", "1": "7"}})
         return {"1": {"error": self.start_error}}
 
 
@@ -921,6 +921,18 @@ def test_without_serve_boot_a_reboot_changes_nothing(kept):
     kept.worker.answer = alive("new", running=False)
     kept.look(3)
     assert not [call for call in kept.group.calls if call[0] != "ready"]
+
+
+def test_the_end_of_an_earlier_run_is_none_of_this_start(kept):
+    """The last poll of a worker may be from before the start that the keeper has just ordered."""
+    kept.health = 0
+    kept.one.group.start("boot")
+    kept.head(True)
+    kept.worker.answer = alive("b1", running=False, started_id="6", wanted={"id": "6"})
+    kept.look(3)
+    assert [call for call in kept.group.calls if call[0] != "ready"] == [("start", "boot")]
+    kept.worker.answer = alive("b1", running=False, started_id="7", wanted={"id": "7"})
+    assert kept.look() == "ended: rank 1 ended with exit code 0 while it was wanted"
 
 
 def test_starts_are_counted_paused_and_end(kept, monkeypatch):
