@@ -14,7 +14,7 @@ import typing as t
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import run_place
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import has_ended, process_run_id
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, format_refusals
 
 display = Display()
@@ -22,26 +22,9 @@ display = Display()
 MODULE = "sparkops.inference.lease"
 
 
-def process_start(pid: int) -> str:
-    """Start time of a process in clock ticks since boot; a pid alone may be used again. Empty when there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as stream:
-            return stream.read().rsplit(")", 1)[1].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
 def run_id() -> str:
-    """``PLACE:PID:START`` of the ansible-playbook process: action plugins run in its children."""
-    parent = os.getppid()
-    return f"{run_place()}:{parent}:{process_start(parent)}"
-
-
-def has_ended(other: str) -> bool:
-    """True only when the run was of this very machine and namespace and its process is gone."""
-    place, dummy, rest = other.partition(":")
-    pid, dummy, start = rest.partition(":")
-    return place == run_place() and pid.isdecimal() and process_start(int(pid)) != start
+    """Of the ansible-playbook process: action plugins run in its children."""
+    return process_run_id(os.getppid())
 
 
 class ActionModule(ActionBase):

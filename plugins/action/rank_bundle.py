@@ -17,7 +17,7 @@ import typing as t
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.sparkops.inference.plugins.action.lease import process_start
+from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import process_start
 from ansible_collections.sparkops.inference.plugins.module_utils._scrub import scrub
 from ansible_collections.sparkops.inference.plugins.plugin_utils._inventory_values import plain
 

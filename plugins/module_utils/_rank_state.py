@@ -78,6 +78,27 @@ def run_place() -> str:
     return "/".join(parts)
 
 
+def process_start(pid: int | str) -> str:
+    """Start time of a process in clock ticks since boot; a pid alone may be used again. Empty when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            return stream.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def process_run_id(pid: int) -> str:
+    """``PLACE:PID:START``, by which a lease names its holder: a run of ansible-playbook, or the rank service of rank 0."""
+    return f"{run_place()}:{pid}:{process_start(pid)}"
+
+
+def has_ended(run_id: str) -> bool:
+    """True only for a holder of this very machine and view of its processes, whose process is gone."""
+    place, dummy, rest = run_id.partition(":")
+    pid, dummy, start = rest.partition(":")
+    return place == run_place() and pid.isdecimal() and process_start(pid) != start
+
+
 def renew_lease(state_dir: str, run_id: str) -> None:
     """For work that may outlive the lease. Only our own: one that another run has taken over stays with it. Work that is under way does not
     end for a full disk."""

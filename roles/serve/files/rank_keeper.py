@@ -19,7 +19,7 @@ import time
 
 from _engine_api import call, prove
 from _group_channel import StartWatch
-from _rank_state import keep_newest, read_api_key, read_json, run_place, write_json
+from _rank_state import has_ended, keep_newest, process_run_id, read_api_key, read_json, write_json
 from rank_group import ANSWER_SECONDS, KEEPERS, START_SECONDS, Poller, is_ready, local_state
 
 # The longest act is a start: the workers' part and then rank 0's, each to its limit. No play may come in between the two.
@@ -104,33 +104,12 @@ def read_metrics(api):
     return answer.document if answer.status == 200 and isinstance(answer.document, str) else ""
 
 
-def process_start(pid):
-    """Start time of a process in clock ticks since boot, empty when there is none: a pid alone may be used again."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
-            return stream.read().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def own_run_id():
-    """As a run of ansible-playbook names itself, so that one on this node can tell whether we have ended."""
-    return f"{run_place()}:{os.getpid()}:{process_start(os.getpid())}"
-
-
-def has_ended(run_id):
-    """True only for a holder of this very node, and of our view of its processes, whose process is gone."""
-    place, dummy, rest = run_id.partition(":")
-    pid, dummy, started = rest.partition(":")
-    return place == run_place() and pid.isdecimal() and process_start(pid) != started
-
-
 class Lease:
     """The same lease that plays hold, for the moments in which the keeper gives orders."""
 
     def __init__(self, paths):
         self.path = paths.lease
-        self.run_id = own_run_id()
+        self.run_id = process_run_id(os.getpid())
         self.owner = f"rank service@{socket.gethostname()}"
 
     def holder(self):

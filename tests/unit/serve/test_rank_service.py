@@ -860,10 +860,11 @@ def test_the_keepers_lease_outlives_its_longest_start(kept, monkeypatch):
 
 
 def test_a_lease_of_ours_from_before_a_reboot_is_no_obstacle(kept):
-    place = keeper.run_place()
+    state = sys.modules[keeper.process_run_id.__module__]
+    place = state.run_place()
     node.write_json(kept.one.paths.lease, {"run_id": f"{place}:4000000:1", "owner": "x", "since": 1, "expires": time.time() + 60})
     assert kept.look() == "the group serves"
-    node.write_json(kept.one.paths.lease, {"run_id": f"{place}:1:{keeper.process_start(1)}", "owner": "x", "since": 1, "expires": time.time() + 60})
+    node.write_json(kept.one.paths.lease, {"run_id": f"{place}:1:{state.process_start(1)}", "owner": "x", "since": 1, "expires": time.time() + 60})
     assert kept.look() == "x holds the lease"
     # A play in a container with this host's network: it has our name, and its processes have other numbers there than here.
     node.write_json(kept.one.paths.lease, {"run_id": f"{place}1:4000000:1", "owner": "x", "since": 1, "expires": time.time() + 60})
