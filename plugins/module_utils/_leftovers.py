@@ -87,9 +87,12 @@ def note_record(needed: Needed, record: t.Mapping[str, t.Any], weights_root: str
 
 def note_wanted(needed: Needed, state_dir: str, roots: t.Sequence[str], who: str) -> None:
     """What was staged last for a deployment, and what its rank is to start with: it need not have run yet."""
-    for directory in read_json(os.path.join(state_dir, STAGED_FILE), {}).get("directories") or []:
+    staged = read_json(os.path.join(state_dir, STAGED_FILE), {})
+    for directory in staged.get("directories") or []:
         for root in roots:
             needed.paths.setdefault(os.path.join(root, directory), who)
+    if staged.get("image"):
+        needed.images.setdefault(staged["image"], who)
     rank = read_json(os.path.join(state_dir, "rank.json"), {})
     for path in [*(rank.get("mounts") or []), *(artefact["path"] for artefact in rank.get("artefacts") or [])]:
         needed.paths.setdefault(path, who)

@@ -21,7 +21,7 @@ LEASE_SECONDS = 120
 KEPT_LOGS = 10  # of each kind: runs of the rank, checks and builds of its image
 API_KEY_FILE = "key/api_key"  # in a directory of its own, which is what rank 0's container mounts
 
-STAGED_FILE = "staged.json"  # which trees were brought here for the next start, proven or not
+STAGED_FILE = "staged.json"  # which image and which trees were brought here for the next start, proven or not
 
 
 def read_json(path: str, default: t.Any = None) -> t.Any:
@@ -41,10 +41,13 @@ def write_json(path: str, value: t.Any) -> None:
     os.replace(partial, path)
 
 
-def note_staged(state_dir: str, directories: t.Sequence[str]) -> None:
-    """Weights may lie here for days before their first start: what tidies up must know whose they are."""
-    path, wanted = os.path.join(state_dir, STAGED_FILE), {"format": 1, "directories": list(directories)}
-    if read_json(path) != wanted:
+def note_staged(state_dir: str, **what: t.Any) -> None:
+    """``directories`` of weights and the id of an ``image`` may lie here for days before their first start: what tidies up must know whose
+    they are. They come one after the other, and what is not given stays as it was noted."""
+    path = os.path.join(state_dir, STAGED_FILE)
+    noted = read_json(path, {})
+    wanted = {**noted, "format": 1, **what}
+    if noted != wanted:
         os.makedirs(state_dir, mode=0o750, exist_ok=True)
         write_json(path, wanted)
 

@@ -145,6 +145,19 @@ def identity(user: str) -> t.Iterator[None]:
         os.setgroups(groups)
 
 
+def identity_at(user: str, path: str) -> contextlib.AbstractContextManager[None]:
+    """As ``user``, or, where root itself does the work, as the account whose directory ``path`` is or will lie in: what root makes there would
+    keep the account's own work out."""
+    if user or os.getuid() != 0:
+        return identity(user)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    try:
+        return identity(pwd.getpwuid(os.stat(path).st_uid).pw_name)
+    except KeyError:
+        return identity("")  # an account that is gone
+
+
 @contextlib.contextmanager
 def _own_identity() -> t.Iterator[None]:
     """Inside identity(), be root again for a moment: a module's own archive below /tmp can be read by nobody else."""
@@ -386,6 +399,9 @@ class Job:
     def begin(self, argv: t.Sequence[str], request: dict[str, t.Any], secret: str | None = None) -> str:
         """Write the request and start the unit. A secret goes into a 0600 file that the job removes once read."""
         run_id = secrets.token_hex(8)
+        jobs = os.path.dirname(self.folder)
+        with identity_at(self.user, jobs):
+            os.makedirs(jobs, exist_ok=True)
         with identity(self.user):
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             for stale in (self.result, self.progress, self.process, self.output):
@@ -497,11 +513,12 @@ class LongModule:
             root = install_code(loaded_code(), os.path.join(self.params["state_root"], "lib"))
         return self.job.begin(python_argv(root, self.program.__name__.rpartition(".")[2]), request, secret)
 
-    def note_staged(self) -> None:
-        """Of the modules that bring weights: whose the trees of ``artefacts`` are."""
+    def note_staged(self, image: str = "") -> None:
+        """Whose the ``image`` is, or, of the modules that bring weights, the trees of ``artefacts``."""
+        what = {"image": image} if image else {"directories": [item["directory"] for item in self.params["artefacts"]]}
         if not self.module.check_mode:
-            with identity(self.user):
-                note_staged(self.params["state_dir"], [item["directory"] for item in self.params["artefacts"]])
+            with identity_at(self.user, self.params["state_dir"]):
+                note_staged(self.params["state_dir"], **what)
 
     def earlier(self) -> dict[str, t.Any] | None:
         """The outcome of a run that an earlier slice, or another controller, began. None when there is none."""

@@ -187,7 +187,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_identity
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._image_stamp import Rule, stamps
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import KEPT_LOGS, keep_newest
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, identity, long_options
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, identity_at, long_options
 
 # Layers of a build lie on the disk beside the image until they are part of it.
 MARGIN = 2 << 30
@@ -224,6 +224,8 @@ class ImageBuild(LongModule):
                 return self.described(image, changed=True, known_after=["image"])
             outcome = self.end_of(self.begin(self.request()))
         image = self.find()
+        if image is not None:
+            self.note_staged(image.id)
         self.share(image)
         return self.described(image, changed=True, log=outcome["log"])
 
@@ -232,6 +234,8 @@ class ImageBuild(LongModule):
         if differs:
             self.report(image)
         stands_in = self.params["unavailable"] and not differs
+        if stands_in and image is not None:
+            self.note_staged(image.id)
         return self.described(image, changed=self.share(image) if stands_in else False)
 
     def find(self) -> Image | None:
@@ -268,7 +272,7 @@ class ImageBuild(LongModule):
         if floating:
             self.notices.append(f"the recipe starts from {', '.join(floating)} without a digest: another build may give another image")
         log = os.path.join(params["state_dir"], "logs", time.strftime("image-build-%Y%m%dT%H%M%SZ.log", time.gmtime()))
-        with identity(self.user):
+        with identity_at(self.user, params["state_dir"]):
             os.makedirs(os.path.dirname(log), exist_ok=True)
             keep_newest(os.path.dirname(log), "image-build-*.log", KEPT_LOGS - 1)
         wanted = {name: params[name] for name in ("reference", "recipe", "label", "build_args", "base", "inputs", "node", "socket")}

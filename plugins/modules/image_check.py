@@ -122,7 +122,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._docker_api imp
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import KEPT_LOGS, keep_newest
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import identity
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import identity_at
 
 TAIL = 80
 
@@ -174,8 +174,8 @@ class ImageCheck:
         return {"changed": True, "proven": not self.module.check_mode, "log": self.log, "known_after": []}
 
     def check(self, image_id: str) -> None:
-        # The first to need the deployment's directory makes it; made by root it would keep the account's own work out.
-        with identity(self.params["user"]):
+        # The first to need the deployment's directory makes it.
+        with identity_at(self.params["user"], self.params["state_dir"]):
             os.makedirs(os.path.dirname(self.log), exist_ok=True)
             keep_newest(os.path.dirname(self.log), "image-check-*.log", KEPT_LOGS - 1)
             log = open(self.log, "ab")

@@ -52,6 +52,10 @@ options:
       - Otherwise RV(pull_error) says why not, and another rank can ship it.
     type: bool
     default: true
+  staged:
+    description: Whether the deployment is to start with this image, so that M(sparkops.inference.node_prune) keeps it.
+    type: bool
+    default: false
   shared:
     description: Whether the peers of this node may fetch the image from it.
     type: bool
@@ -340,9 +344,11 @@ class ImagePull(LongModule):
         return image
 
     def accept(self, image: Image) -> None:
-        """Give the image its name, and let the peers have it."""
+        """Note whose the image is, give it its name, and let the peers have it."""
         if len(image.layers) > MAX_LAYERS:
             self.refuse("layers", f"{len(image.layers)} layers", f"at most {MAX_LAYERS}", "build the image with fewer layers: other nodes cannot load it")
+        if self.params["staged"]:
+            self.note_staged(image.id)
         if self.reference.tagged not in image.tags:
             # Pulled by digest it has no tag, and what has no tag is removed by "docker image prune".
             self.changed = True
@@ -387,6 +393,7 @@ def main() -> None:
             "platform": {"type": "str"},
             "policy": {"type": "str", "choices": ["missing", "always", "never"], "default": "missing"},
             "required": {"type": "bool", "default": True},
+            "staged": {"type": "bool", "default": False},
             "shared": {"type": "bool", "default": False},
             "staging": {"type": "path"},
             "username": {"type": "str"},

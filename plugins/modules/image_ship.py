@@ -216,6 +216,8 @@ class ImageShip(LongModule):
         return {**wanted, "user": self.params["source_user"], "source_id": source["id"], "identity": source["identity"]}
 
     def described(self, image: dict[str, t.Any], **more: t.Any) -> dict[str, t.Any]:
+        if image.get("id"):
+            self.note_staged(image["id"])
         image = {**image, "reference": self.params["reference"], "digest": self.params["image"].get("digest")}
         return self.result([], image=image, ansible_facts={"spark_image": image}, **more)
 

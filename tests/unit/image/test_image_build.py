@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import shutil
 import stat
@@ -290,8 +291,12 @@ def test_a_build_has_stamp_log_and_name(head):
     assert f"/images/{TAGGED}-building" in head.engine.asked("DELETE")
     assert "debian:13" in result["notices"][0]
     assert result["image"]["id"] in Record(str(head.folder / "state")).read()["images"], "peers may have it"
+    staged = head.folder / "state/test/staged.json"
+    assert json.loads(staged.read_text())["image"] == result["image"]["id"], "it is there for this deployment's next start"
+    staged.unlink()
     again = head.run(mode="when_unavailable", unavailable=True)
     assert not again["changed"] and again["ansible_facts"]["spark_image"]["present"], "what was built stands for what cannot be pulled"
+    assert json.loads(staged.read_text())["image"] == result["image"]["id"]
 
 
 def test_the_newest_ten_logs_of_builds_stay_and_those_of_others(head):

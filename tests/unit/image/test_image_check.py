@@ -129,14 +129,15 @@ def test_the_deployments_directory_is_made_by_the_account_and_not_by_root(node, 
     folder, steps = node.folder / "test/logs", []
 
     @contextlib.contextmanager
-    def identity(user):
-        steps.append((user, folder.exists()))
+    def identity_at(user, path):
+        steps.append((user, path, folder.exists()))
         yield
-        steps.append((user, folder.exists()))
+        steps.append((user, path, folder.exists()))
 
-    monkeypatch.setattr(image_check, "identity", identity)
+    monkeypatch.setattr(image_check, "identity_at", identity_at)
     assert node.run(user="me")["proven"]
-    assert steps == [("me", False), ("me", True)]
+    place = str(node.folder / "test")
+    assert steps == [("me", place, False), ("me", place, True)]
 
 
 def test_log_parts_may_be_cut_anywhere():

@@ -215,6 +215,20 @@ def test_an_image_that_is_there_is_used_without_asking_the_registry(node, check,
     assert node.engine.asked("POST") == []
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_whose_the_image_is_is_noted_where_it_is_staged_and_not_where_it_is_looked_at(node, there):
+    staged = node.folder / "state/test/staged.json"
+    node.offers(offer())
+    if there:
+        node.has(IMAGE)
+    node.run(staged=True, check=True)
+    if there:
+        node.run()
+    assert not staged.exists()
+    node.run(staged=True)
+    assert json.loads(staged.read_text())["image"] == IMAGE["Id"]
+
+
 @pytest.mark.parametrize("digest", [None, DIGEST])
 def test_a_missing_image_is_pulled_as_predicted_and_then_left_alone(node, digest):
     node.offers(offer(), digest)

@@ -24,7 +24,9 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_record i
 from ansible_collections.sparkops.inference.plugins.module_utils._image_archive import canonical
 from ansible_collections.sparkops.inference.plugins.module_utils._image_ship import Dropped, Lack, Ship
 from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused
+from ansible_collections.sparkops.inference.plugins.modules import image_ship as ship_module
 from image_engine import Engine, EngineImage, archive_of
+from module_call import call
 
 ROOT = pathlib.Path(__file__).parents[3]
 BIG = random.Random(2).randbytes(3_000_000)
@@ -293,6 +295,20 @@ def test_an_engine_that_refuses_a_load_says_why(pair):
     nodes.target.routes[("POST", "/images/load")] = json.dumps({"error": "max depth exceeded"}).encode()
     with pytest.raises(Refused, match="max depth exceeded"):
         nodes.ship(NEW, "layers")
+
+
+def test_whose_the_image_is_is_noted_by_the_module(pair):
+    nodes = pair(NEW)
+    state = nodes.folder / "target/test"
+    wanted = {
+        "reference": NEW.tag, "image": from_inspect(NEW.document()).as_dict(), "address": "198.51.100.11", "source_user": "me", "origin": "spark-1",
+        "key": "/key", "known_hosts": "/known", "node": "spark-2", "deployment": "test", "state_dir": str(state),
+        "state_root": str(nodes.folder / "target"), "staging": str(nodes.folder / "target/ship"), "socket": nodes.target.socket_path,
+    }  # fmt: skip
+    call(ship_module, check=True, **wanted)
+    assert not state.exists()
+    assert call(ship_module, **wanted)["changed"] is False
+    assert json.loads((state / "staged.json").read_text())["image"] == NEW.id
 
 
 def test_the_same_layer_twice_in_an_image(pair):

@@ -68,6 +68,26 @@ def fixture_job(tmp_path, monkeypatch):
         _detached.end(record, 5)
 
 
+@pytest.mark.parametrize("uid, user, account", [(0, "", "owner"), (0, "me", "me"), (1000, "", "")])
+def test_what_root_makes_for_a_deployment_belongs_to_the_account_of_the_place(job, tmp_path, monkeypatch, uid, user, account):
+    """A job that runs as root, for an account that may not use Docker: the account's own work comes to the same directories."""
+    steps = []
+
+    @contextlib.contextmanager
+    def identity(name):
+        steps.append((name, (tmp_path / "state/jobs").exists()))
+        yield
+
+    monkeypatch.setattr(_unit, "identity", identity)
+    monkeypatch.setattr(_unit.os, "getuid", lambda: uid)
+    monkeypatch.setattr(_unit.pwd, "getpwuid", lambda number: type("Entry", (), {"pw_name": "owner"}) if number == os.stat(tmp_path).st_uid else None)
+    work = job()
+    work.user = user
+    monkeypatch.setattr(work, "_detach", lambda command: None)
+    work.begin(["true"], {})
+    assert steps[:2] == [(account, False), (user, True)]
+
+
 def child_of(job):
     """The number of the job's own child, once there is one."""
     deadline = time.monotonic() + 30

@@ -145,7 +145,7 @@ def test_what_a_container_or_the_inventory_uses_stays(node, capsys):
 def test_what_another_deployment_staged_or_was_to_start_with_stays(node, capsys):
     """A second deployment that has not run yet, and one whose proof failed."""
     root = node[0]
-    _rank_state.note_staged(str(root / "e"), ["acme--tiny/one"])
+    _rank_state.note_staged(str(root / "e"), directories=["acme--tiny/one"])
     (root / "engram/acme--tiny/one").mkdir(parents=True)
     (root / "weights/.sparkops-incoming/acme--tiny/one").mkdir(parents=True)
     (root / "f").mkdir()
@@ -156,6 +156,22 @@ def test_what_another_deployment_staged_or_was_to_start_with_stays(node, capsys)
     assert ("weights", "two") in what(done["removed"])
     gone = uninstall(node, capsys, weights=True)
     assert not gone["last"] and (root / "weights/acme--tiny/one").is_dir()
+
+
+def test_an_image_that_another_deployment_staged_stays(node, capsys):
+    """It has never run and is in no record. What was noted of its weights, before or after, is noted still."""
+    root, engine, dummy = node
+    _rank_state.note_staged(str(root / "e"), directories=["acme--tiny/one"])
+    _rank_state.note_staged(str(root / "e"), image="sha256:i0")
+    preview = prune(node, capsys, keep=1, _ansible_check_mode=True)
+    done = prune(node, capsys, keep=1)
+    assert done["kept"] == preview["kept"] and "sha256:i0" in engine.images
+    kept = {(one["kind"], one["what"].split("/")[-1].split(" ")[0]): one["kept"] for one in done["kept"]}
+    assert kept[("image", "x:0")] == kept[("weights", "one")] == "staged for e"
+    _rank_state.note_staged(str(root / "e"), image="sha256:i3")
+    assert ("image", "x:0") in what(prune(node, capsys, keep=1)["removed"]), "what is to be started is another one now"
+    gone = uninstall(node, capsys)
+    assert "sha256:i3" in engine.images and [one["kept"] for one in gone["kept"] if one["kind"] == "image"] == ["deployment e"]
 
 
 def test_a_tree_that_is_being_written_stays(node, capsys):
