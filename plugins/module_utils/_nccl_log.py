@@ -18,6 +18,8 @@ USING = re.compile(r"NET/(IB|Socket) ?: Using (.*)")
 DEVICE = re.compile(r"\[\d+\]([^:\s]+):(\d+)")
 OUT_OF_BAND = re.compile(r"(?:OOB|Bootstrap ?: Using) (\S+?):")
 MODIFY_QP = re.compile(r"ibv_modify_qp failed with (\d+)[^,]*, on dev ([^:,\s]+).*?local GID index (\d+), local GID (\S+), remote GID (\S+)")
+# NCCL compares the versions itself, at each start, and gives up where they differ.
+VERSIONS = re.compile(r"Mismatched NCCL version detected : rank (\d+) version (\d+) rank (\d+) version (\d+)")
 EMPTY_GID = "::"
 
 
@@ -30,6 +32,19 @@ def queue_pair_finding(code: str, device: str, index: str, local: str, remote: s
     if code == "110":
         return f"{device} got no answer from {remote}: GIDs of different networks, a filter, or the cable"
     return f"{device} could not connect to {remote} (error {code}, local GID {local} at index {index})"
+
+
+def version_finding(one: str, its: str, other: str, that: str) -> str:
+    """The image is the same on all ranks, so another version is one that a host has lent."""
+    return (
+        f"the ranks load different NCCL, {readable_version(its)} on rank {one} and {readable_version(that)} on rank {other}: "
+        "serve_host_nccl_dir needs the same library on every rank, or none on any"
+    )
+
+
+def readable_version(code: str) -> str:
+    """``23007`` is 2.30.7."""
+    return f"{int(code) // 10000}.{int(code) // 100 % 100}.{int(code) % 100}"
 
 
 def given_way(environment: t.Iterable[str]) -> tuple[str, list[str]]:
@@ -61,6 +76,9 @@ def line_findings(line: str, interface: str, hcas: t.Collection[str]) -> list[st
     failed = MODIFY_QP.search(line)
     if failed:
         return [queue_pair_finding(*failed.groups())]
+    differing = VERSIONS.search(line)
+    if differing:
+        return [version_finding(*differing.groups())]
     findings = []
     using = USING.search(line)
     if using:

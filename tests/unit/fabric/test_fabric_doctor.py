@@ -72,6 +72,13 @@ def test_other_connection_faults(code, part):
     assert part in read_nccl_log(line.replace("::ffff:192.168.101.11", "::ffff:198.51.100.12"))[0]
 
 
+def test_ranks_that_load_different_versions():
+    """A library that one host lends, serve_host_nccl_dir: the image is compared before the start."""
+    line = "spark-1a2b:812:812 [0] init.cc:1043 NCCL WARN Mismatched NCCL version detected : rank 1 version 22809 rank 0 version 23007"
+    (found,) = read_nccl_log(line, "enp1s0f1np1", HCAS)
+    assert found.startswith("the ranks load different NCCL, 2.28.9 on rank 1 and 2.30.7 on rank 0: serve_host_nccl_dir")
+
+
 @pytest.mark.parametrize(
     ("environment", "interface", "hcas"),
     [
