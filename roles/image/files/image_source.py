@@ -193,7 +193,11 @@ def note_receiver(path: str, wants: bool) -> dict[str, t.Any]:
 
 
 def missing_blobs(path: str) -> list[str]:
-    """What the archive's manifest names and the archive lacks: such an archive fails when it is loaded, after all its bytes were sent."""
+    """What the archive's manifest names and the archive lacks: such an archive fails when it is loaded, after all its bytes were sent.
+
+    Every engine writes manifest.json. A containerd store writes it for the one platform that counts here, and also an index.json whose index
+    may name further platforms: those that the store has not are left out rightly, and of an image with a layer missing it writes the names alone.
+    """
     with tarfile.open(path) as archive:
         names = set(archive.getnames())
         if "manifest.json" not in names:

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import os
 import pathlib
 import sys
@@ -84,6 +86,35 @@ def test_nothing_is_given_before_the_role_has_run(source, tmp_path, monkeypatch,
 )
 def test_an_archive_with_a_missing_blob_is_noticed(source, tmp_path, files, missing):
     (tmp_path / "a.tar").write_bytes(archive_of(files))
+    assert source.missing_blobs(str(tmp_path / "a.tar")) == missing
+
+
+def containerd_files():
+    """An image that was pulled as an index of two platforms, of which the store has one: the index is there as it came. Then its parts by name."""
+    files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}'}
+
+    def blob(content, kind):
+        digest = hashlib.sha256(content).hexdigest()
+        files[f"blobs/sha256/{digest}"] = content
+        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(content)}
+
+    def place(entry):
+        return f"blobs/sha256/{entry['digest'][7:]}"
+
+    config, *layers = blob(b"{}", "config.v1+json"), blob(b"one", "layer.v1.tar+gzip"), blob(b"two", "layer.v1.tar+gzip")
+    manifest = blob(json.dumps({"schemaVersion": 2, "config": config, "layers": layers}).encode(), "manifest.v1+json")
+    absent = {**manifest, "digest": "sha256:" + "9" * 64, "platform": {"os": "linux", "architecture": "arm64"}}
+    index = blob(json.dumps({"schemaVersion": 2, "manifests": [absent, manifest]}).encode(), "index.v1+json")
+    files["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [index]}).encode()
+    files["manifest.json"] = json.dumps([{"Config": place(config), "RepoTags": None, "Layers": [place(layer) for layer in layers]}]).encode()
+    return files, {"config": place(config), "layer": place(layers[1])}
+
+
+@pytest.mark.parametrize("lacking", [None, "config", "layer"])
+def test_an_archive_of_a_containerd_store_is_judged_by_the_platform_that_it_is_for(source, tmp_path, lacking):
+    files, parts = containerd_files()
+    missing = [parts[lacking]] if lacking else []
+    (tmp_path / "a.tar").write_bytes(archive_of({name: content for name, content in files.items() if name not in missing}))
     assert source.missing_blobs(str(tmp_path / "a.tar")) == missing
 
 
