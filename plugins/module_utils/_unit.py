@@ -399,9 +399,10 @@ class Job:
     def begin(self, argv: t.Sequence[str], request: dict[str, t.Any], secret: str | None = None) -> str:
         """Write the request and start the unit. A secret goes into a 0600 file that the job removes once read."""
         run_id = secrets.token_hex(8)
-        jobs = os.path.dirname(self.folder)
-        with identity_at(self.user, jobs):
-            os.makedirs(jobs, exist_ok=True)
+        places = [os.path.dirname(path) for path in (self.folder, self.progress)]
+        with identity_at(self.user, places[0]):
+            for place in places:
+                os.makedirs(place, exist_ok=True)
         with identity(self.user):
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             for stale in (self.result, self.progress, self.process, self.output):

@@ -75,7 +75,7 @@ def test_what_root_makes_for_a_deployment_belongs_to_the_account_of_the_place(jo
 
     @contextlib.contextmanager
     def identity(name):
-        steps.append((name, (tmp_path / "state/jobs").exists()))
+        steps.append((name, (tmp_path / "state/jobs").exists() and (tmp_path / "state/progress").exists()))
         yield
 
     monkeypatch.setattr(_unit, "identity", identity)
