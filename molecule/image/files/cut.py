@@ -41,7 +41,7 @@ def connections(unit: str) -> list[int]:
 
 
 def main(unit: str, percent: int, total: int) -> int:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         size = staged()
         if size * 100 >= total * percent:
