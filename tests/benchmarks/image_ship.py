@@ -129,7 +129,7 @@ class Contest:
         shell = f"ssh -i {FOLDER}/key -o BatchMode=yes -o UserKnownHostsFile={FOLDER}/known_hosts {self.target.user}@{self.target.fabric} sudo docker load"
         return self.source.timed(f"docker save {self.name}:{tag} | {shell} >/dev/null")
 
-    def ship(self, tag: str, mode: str = "auto") -> float:
+    def ship(self, tag: str, mode: str) -> float:
         image = self.images[tag]
         request = {
             "reference": f"{self.name}:{tag}",
@@ -174,7 +174,8 @@ def measure(contest: Contest, rounds: int) -> dict[str, dict[str, list[float]]]:
         found[row].setdefault(f"{way}, bytes", []).append(contest.target.received() - before)
 
     for dummy in range(rounds):
-        for way, act in (("recipe", contest.recipe), ("layers", contest.ship), ("stream", lambda tag: contest.ship(tag, "stream"))):
+        ships = {mode: lambda tag, mode=mode: contest.ship(tag, mode) for mode in ("layers", "stream")}
+        for way, act in {"recipe": contest.recipe, **ships}.items():
             contest.forget(contest.target, "1", "2")
             note("first ship", way, lambda act=act: act("1"))
             if way != "stream":

@@ -13,7 +13,7 @@ import pytest
 from conftest import STUB, Played, inventory_with, on, play
 from lab_registry import TWO_PLATFORMS, publish_two_platforms
 
-DEPLOYMENT = "lab_image"
+DEPLOYMENT, TRIO = "lab_image", "lab_trio"
 NODES = ("spark-1", "spark-2", "spark-3")
 CHECKED, BIG = "scenario/checked", "scenario/big"
 TESTS = "/opt/lab/tests"
@@ -48,6 +48,9 @@ def fixture_digests():
         assert done.code == 0, done.text[-3000:]
     yield publish_two_platforms()
     forget(*made)
+    # A deployment that has staged something counts as one of the node, for prune and uninstall.
+    for node in NODES:
+        on(node, f"rm -rf /var/lib/sparkops/{DEPLOYMENT} /var/lib/sparkops/{TRIO}")
 
 
 def test_an_index_and_its_platform_are_one_image_and_nothing_comes_twice(digests):
@@ -66,10 +69,12 @@ def test_an_index_and_its_platform_are_one_image_and_nothing_comes_twice(digests
 
 
 def test_the_digest_of_another_platform_is_refused_before_anything_is_moved(digests):
-    images = on("spark-1", "docker image ls --all --digests --no-trunc")
+    # Not the whole table: it has ages, which change by themselves.
+    listing = "docker image ls --all --digests --no-trunc --format '{{.ID}} {{.Repository}} {{.Tag}} {{.Digest}}'"
+    images = on("spark-1", listing)
     done = image(image_reference=TWO_PLATFORMS, image_digest=digests["arm64"])
     assert done.code != 0 and "image.platform" in done.text and "linux/arm64" in done.text, done.text[-3000:]
-    assert on("spark-1", "docker image ls --all --digests --no-trunc") == images
+    assert on("spark-1", listing) == images
 
 
 def test_never_ship_accepts_a_worker_that_has_the_heads_image():
@@ -82,7 +87,7 @@ def test_never_ship_accepts_a_worker_that_has_the_heads_image():
 
 @pytest.fixture(name="trio", scope="module")
 def fixture_trio(tmp_path_factory):
-    variables = {"serve_nodes": list(NODES), "serve_profile": "lab_tiny", "serve_deployment": "lab_trio"}
+    variables = {"serve_nodes": list(NODES), "serve_profile": "lab_tiny", "serve_deployment": TRIO}
     inventory = inventory_with(tmp_path_factory.mktemp("trio"), {"trio": {"hosts": dict.fromkeys(NODES, {}), "vars": variables}})
     done = play("bootstrap", inventory=inventory, variables={"spark_hosts": "trio"})
     assert done.code == 0, done.text[-3000:]
@@ -99,7 +104,7 @@ def test_two_workers_fetch_at_once_and_nothing_is_left_on_the_way(trio, mode):
     assert done.code == 0 and done.changed["spark-2"] and done.changed["spark-3"], done.text[-4000:]
     for node in NODES[1:]:
         assert document(node, reference)["RootFS"] == document("spark-1", reference)["RootFS"]
-        ship = json.loads(on(node, "cat /var/lib/sparkops/lab_trio/jobs/ship/result.json"))["ship"]
+        ship = json.loads(on(node, f"cat /var/lib/sparkops/{TRIO}/jobs/ship/result.json"))["ship"]
         assert ship["mode"] == mode and PART_BYTES < ship["bytes"] < 1.1 * PART_BYTES, ship
     for node in NODES:
         assert on(node, "ls -A /var/lib/sparkops/image-ship 2>/dev/null || true") == ""

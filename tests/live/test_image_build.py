@@ -57,7 +57,7 @@ def fixture_recipe():
     write_recipe()
     yield
     for node in ("spark-1", "spark-2"):
-        on(node, f"docker image rm --force {BUILT}; rm -rf {RECIPE} {EXTRA}", check=False)
+        on(node, f"docker image rm --force {BUILT}; rm -rf {RECIPE} {EXTRA} /var/lib/sparkops/lab_build", check=False)
 
 
 def test_an_image_is_built_only_as_far_as_allowed():

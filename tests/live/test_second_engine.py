@@ -96,6 +96,7 @@ def test_from_the_new_engine_to_the_old_one_and_not_twice(inventories, mode):
     done = image(inventories, "to_old", **settings)
     assert done.code == 0 and done.changed[OLD] > 0, done.text[-4000:]
     same(STUB)
+    assert ship(OLD, "to_old")["mode"] == mode
     again = image(inventories, "to_old", **settings)
     assert again.code == 0 and again.changed == {OLD: 0, NEW: 0}, again.text[-4000:]
 
