@@ -23,6 +23,7 @@ ID = re.compile(r"[0-9a-f]{12}")
 FOLDERS = ("container", "files")
 # What a list of records shows; plan and spec are for who goes back.
 BRIEF = ("id", "deployment", "profile", "proven_at", "image", "artefacts", "nodes")
+NEXT = "next"  # what the rank gets at its next start: a run may end before the old group is stopped, and that one must boot as it was
 KEPT_IMAGES = "sparkops-kept"  # our own tag on each recorded image, so that a prune of untagged ones spares it
 
 
@@ -81,9 +82,23 @@ def forget(state_dir: str, name: str) -> None:
     shutil.rmtree(os.path.join(history_dir(state_dir), name))
 
 
-def put_back(state_dir: str, name: str) -> None:
-    """The files of the rank as they were with this record. In place: a container that is there still has the directories mounted."""
+def stage(state_dir: str, name: str) -> None:
+    """The files of the rank as they were with this record, for its next start."""
     for folder in FOLDERS:
-        source, target = os.path.join(history_dir(state_dir), name, folder), os.path.join(state_dir, folder)
+        source, target = os.path.join(history_dir(state_dir), name, folder), os.path.join(state_dir, NEXT, folder)
         if os.path.isdir(source):
             shutil.copytree(source, target, dirs_exist_ok=True)
+
+
+def install(state_dir: str) -> None:
+    """What is staged takes the place of what the rank had, without room on the disk. Its container must not run: it has the old files mounted."""
+    staged = os.path.join(state_dir, NEXT)
+    os.stat(os.path.join(staged, "rank.json"))  # before anything goes
+    for folder in FOLDERS:
+        target = os.path.join(state_dir, folder)
+        if os.path.isdir(target):
+            shutil.rmtree(target)
+        if os.path.isdir(os.path.join(staged, folder)):
+            os.rename(os.path.join(staged, folder), target)
+    os.replace(os.path.join(staged, "rank.json"), os.path.join(state_dir, "rank.json"))
+    os.rmdir(staged)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: serve_history
-short_description: Keep a proven deployment on this node, or bring its files back
+short_description: Keep a proven deployment on this node, or bring files into place for a start
 version_added: 0.1.0
 description:
   - Each rank keeps the plan, its own spec, and the small files of its container of the deployments that were proven last.
@@ -29,9 +29,11 @@ options:
   state:
     description:
       - V(recorded) keeps O(record) and makes it the last good one.
-      - V(restored) puts the files of the record O(id) back to where the container has them.
+      - V(restored) stages the files of the record O(id) in C(next), for the next start of the rank.
+      - V(installed) puts what is staged in C(next) in the place of what the container of this rank has mounted and its rank service goes by. The
+        container must not run.
     type: str
-    choices: [recorded, restored]
+    choices: [recorded, restored, installed]
     default: recorded
   state_dir:
     description: Directory of the deployment on this node.
@@ -50,7 +52,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Bring the files of an earlier deployment back
+- name: Stage the files of an earlier deployment
   sparkops.inference.serve_history:
     state: restored
     state_dir: /var/lib/sparkops/lab_tiny
@@ -59,7 +61,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 id:
-  description: The record.
+  description: The record; empty with O(state=installed).
   returned: always
   type: str
 forgotten:
@@ -69,6 +71,8 @@ forgotten:
   elements: str
 """
 
+import typing as t
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _history
 
@@ -76,7 +80,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils import _history
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["recorded", "restored"], "default": "recorded"},
+            "state": {"type": "str", "choices": ["recorded", "restored", "installed"], "default": "recorded"},
             "state_dir": {"type": "path", "required": True},
             "record": {"type": "dict"},
             "id": {"type": "str"},
@@ -87,20 +91,23 @@ def main() -> None:
     )
     params = module.params
     forgotten: list[str] = []
+    record: dict[str, t.Any] | None = None
     try:
         if params["state"] == "recorded":
             record = {**params["record"], "id": _history.record_id(params["record"]["spec"]["labels"]["sparkops.group"])}
             if not module.check_mode:
                 forgotten = _history.keep(params["state_dir"], record, params["keep"])
-        else:
+        elif params["state"] == "restored":
             record = _history.read(params["state_dir"], params["id"])
             if record is None:
                 module.fail_json(msg=f"There is no record {params['id']} in {_history.history_dir(params['state_dir'])}")
             if not module.check_mode:
-                _history.put_back(params["state_dir"], record["id"])
+                _history.stage(params["state_dir"], record["id"])
+        elif not module.check_mode:
+            _history.install(params["state_dir"])
     except OSError as exc:
-        module.fail_json(msg=f"The history in {_history.history_dir(params['state_dir'])} cannot be used: {exc}")
-    module.exit_json(changed=True, id=record["id"], forgotten=forgotten)
+        module.fail_json(msg=f"The records and files in {params['state_dir']} cannot be used: {exc}")
+    module.exit_json(changed=True, id=record["id"] if record else "", forgotten=forgotten)
 
 
 if __name__ == "__main__":

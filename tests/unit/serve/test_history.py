@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 
 import pytest
+import yaml
 
 from ansible_collections.sparkops.inference.plugins.filter import serve as filters
 from ansible_collections.sparkops.inference.plugins.module_utils import _history
@@ -17,6 +19,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._rank_spec impo
 from ansible_collections.sparkops.inference.plugins.modules import serve_history, serve_history_info
 from run_module import run
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 NODES = ["a", "b"]
 ARTEFACTS = [{"repository": "acme/tiny", "revision": "0123456789abcdef"}]
 
@@ -37,16 +40,64 @@ def fixture_state(tmp_path):
     return tmp_path
 
 
+def tree(folder):
+    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file() and "history" not in path.parts}
+
+
 def test_a_record_has_the_files_of_its_container_and_brings_them_back(state, capsys):
     kept = run(serve_history, capsys, state_dir=str(state), record=record(1))
     assert kept["id"] == f"{1:012x}"
     (state / "container" / "entry.py").write_text("new")
     (state / "files").mkdir()
+    (state / "files" / "template.jinja").write_text("of the new one alone")
     run(serve_history, capsys, state_dir=str(state), record=record(2, 1))
     run(serve_history, capsys, state="restored", state_dir=str(state), id=kept["id"])
-    assert (state / "container" / "entry.py").read_text() == "old"
+    (state / "next" / "rank.json").write_text("old")
+    run(serve_history, capsys, state="installed", state_dir=str(state))
+    found = tree(state)
     # What was proven last is still the other one: bringing files back proves nothing.
-    assert json.loads((state / "last_good.json").read_text())["id"] == f"{2:012x}"
+    assert json.loads(found.pop("last_good.json"))["id"] == f"{2:012x}"
+    assert found == {"container/entry.py": "old", "rank.json": "old"} and not (state / "next").exists()
+
+
+def test_what_is_only_staged_changes_nothing_of_what_boots(state, capsys):
+    """A run may be killed between the staging and the stop: the old container has the old files mounted, its service the old rank.json."""
+    (state / "rank.json").write_text("old")
+    run(serve_history, capsys, state_dir=str(state), record=record(1))
+    (state / "container" / "entry.py").write_text("newer")
+    before = tree(state)
+    run(serve_history, capsys, state="restored", state_dir=str(state), id=f"{1:012x}")
+    assert {name: text for name, text in tree(state).items() if not name.startswith("next/")} == before
+    assert (state / "next/container/entry.py").read_text() == "old"
+    # Not whole yet, or asked in check mode: nothing is taken from what the rank has.
+    assert run(serve_history, capsys, state="installed", state_dir=str(state))["failed"]
+    (state / "next" / "rank.json").write_text("new")
+    run(serve_history, capsys, state="installed", state_dir=str(state), _ansible_check_mode=True)
+    assert (state / "container/entry.py").read_text() == "newer" and (state / "rank.json").read_text() == "old"
+
+
+def test_a_play_puts_nothing_in_place_before_the_old_group_has_stopped():
+    """What it writes before lies beside what the old group boots with; the rank's container is made of what was put in place."""
+    folder = os.path.join(ROOT, "roles/serve/tasks")
+
+    def read(name):
+        with open(os.path.join(folder, name), encoding="utf-8") as stream:
+            return yaml.safe_load(stream)
+
+    tasks = read("replace.yml")
+    (block,) = [task["block"] for task in tasks if "block" in task]
+    steps = []
+    for task in block:
+        steps += [task["ansible.builtin.include_tasks"]] if "ansible.builtin.include_tasks" in task else []
+        steps += [(arguments.get("state") or action) for action, arguments in task.items() if action.startswith("sparkops.inference.")]
+    assert steps.index("sparkops.inference.serve_rank") < steps.index("installed") < steps.index("container.yml")
+    assert [task["ansible.builtin.include_tasks"] for task in tasks if "ansible.builtin.include_tasks" in task][:2] == ["files.yml", "drain.yml"]
+    (recorded,) = [task for task in read("files.yml") if task.get("ansible.builtin.include_tasks") == "record.yml"]
+    places = [task.get("ansible.builtin.copy", task.get("ansible.builtin.file", {})) for task in read("own_files.yml")]
+    assert recorded["vars"]["__serve_record_dir"] == "{{ __serve_next }}"
+    assert all((place.get("dest") or place["path"]).startswith("{{ __serve_next }}/") for place in places) and len(places) == 4
+    with open(os.path.join(ROOT, "roles/serve/vars/main.yml"), encoding="utf-8") as stream:
+        assert yaml.safe_load(stream)["__serve_next"].endswith(f"/{_history.NEXT}")
 
 
 def test_the_oldest_records_go_and_a_second_proof_makes_no_second_record(state, capsys):
