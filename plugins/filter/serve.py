@@ -254,6 +254,17 @@ def rollback_choice(hostvars: HostVars, plan: Plan, wanted: str | None = None) -
     return {"id": choice, "deployment": plan["deployment"], "says": record_words(record), "refusal": ""}
 
 
+def rollback_prediction(hostvars: HostVars, plan: Plan, host: str) -> str:
+    """What a rollback to the record that was read would do to the rank of ``host``."""
+    running, record = (hostvars[host].get("__rollback_history") or {}).get("running", ""), hostvars[host]["__serve_recorded"]["record"]
+    now = f"runs {running}" if running else "does not run"
+    revisions = ", ".join(f"{artefact['repository']} at {artefact['revision']}" for artefact in record["artefacts"])
+    return (
+        f"rank {plan['nodes'].index(host)} of {plan['deployment']} {now}; it would be replaced, with the whole group, by that of record {record['id']}: "
+        f"profile {record['profile']}, image {record['image'].get('identity', '')}, which is there, {revisions or 'no weights'}"
+    )
+
+
 def switch_source(hostvars: HostVars, plan: Plan) -> dict[str, t.Any]:
     """The deployment that a switch leaves: what runs on these nodes and is not the wanted one. Empty when nothing does, else or a refusal.
 
@@ -473,6 +484,7 @@ class FilterModule:
             "returned_plan": returned_plan,
             "returned_spec": returned_spec,
             "rollback_choice": rollback_choice,
+            "rollback_prediction": rollback_prediction,
             "history_lines": history_lines,
             "switch_source": switch_source,
             "switch_rank": switch_rank,

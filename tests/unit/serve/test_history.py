@@ -12,6 +12,8 @@ import os
 
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 
 from ansible_collections.sparkops.inference.plugins.filter import serve as filters
 from ansible_collections.sparkops.inference.plugins.module_utils import _history
@@ -91,7 +93,7 @@ def test_a_play_puts_nothing_in_place_before_the_old_group_has_stopped():
         steps += [task["ansible.builtin.include_tasks"]] if "ansible.builtin.include_tasks" in task else []
         steps += [(arguments.get("state") or action) for action, arguments in task.items() if action.startswith("sparkops.inference.")]
     assert steps.index("sparkops.inference.serve_rank") < steps.index("installed") < steps.index("container.yml")
-    assert [task["ansible.builtin.include_tasks"] for task in tasks if "ansible.builtin.include_tasks" in task][:2] == ["files.yml", "drain.yml"]
+    assert [task["ansible.builtin.include_tasks"] for task in tasks if "ansible.builtin.include_tasks" in task] == ["admit.yml", "files.yml", "drain.yml"]
     (recorded,) = [task for task in read("files.yml") if task.get("ansible.builtin.include_tasks") == "record.yml"]
     places = [task.get("ansible.builtin.copy", task.get("ansible.builtin.file", {})) for task in read("own_files.yml")]
     assert recorded["vars"]["__serve_record_dir"] == "{{ __serve_next }}"
@@ -210,6 +212,35 @@ def test_which_record_a_rollback_means(last_good, running, wanted, choice):
 def test_what_not_every_rank_can_return_to_is_refused(given, wanted, parts):
     found = filters.rollback_choice(given, PLAN, wanted)
     assert found["id"] == "" and all(part in found["refusal"] for part in parts), found
+
+
+def test_a_prediction_names_what_runs_and_what_would_take_its_place():
+    kept = {**record(1), "id": f"{1:012x}", "profile": "tiny", "image": {"id": "x", "identity": "sha256:feed", "reference": "acme/vllm:1"}}
+    hosts = {name: {**host, "__serve_recorded": {"record": kept}} for name, host in histories(running=f"{2:012x}").items()}
+    hosts["b"]["__rollback_history"]["running"] = ""
+    first, second = (filters.rollback_prediction(hosts, PLAN, name) for name in NODES)
+    assert first.startswith("rank 0 of d runs 000000000002; it would be replaced, with the whole group, by that of record 000000000001:")
+    assert "profile tiny, image sha256:feed, which is there, acme/tiny at 0123456789abcdef" in first and "rank 1 of d does not run;" in second
+
+
+@pytest.mark.parametrize("check, rank, runs", [(True, 0, ["return.yml", "predict.yml"]), (False, "1", ["return.yml", "replace.yml"]), (True, -1, [])])
+def test_a_rollback_predicts_in_check_mode_and_else_replaces(check, rank, runs):
+    def read(path):
+        with open(os.path.join(ROOT, "roles", path), encoding="utf-8") as stream:
+            return yaml.safe_load(stream)
+
+    (block,) = [task["block"] for task in read("rollback/tasks/main.yml") if "block" in task]
+    templar = Templar(DataLoader(), variables={"ansible_check_mode": check, "spark_rank": rank})
+    found = []
+    for task in block:
+        name = task.get("ansible.builtin.include_tasks") or task.get("ansible.builtin.include_role", {}).get("tasks_from")
+        when = [task["when"]] if isinstance(task.get("when"), str) else task.get("when", [])
+        if name and all(templar.evaluate_conditional(trust_as_template(str(one))) for one in when):
+            found.append(name)
+    assert found == runs
+    # What a real run refuses before it stops anything is refused in the same words.
+    assert read("rollback/tasks/predict.yml")[0]["ansible.builtin.include_role"]["tasks_from"] == "admit.yml"
+    assert read("serve/tasks/replace.yml")[0]["ansible.builtin.include_tasks"] == "admit.yml"
 
 
 def test_the_history_names_what_a_rank_lacks():
