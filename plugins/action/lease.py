@@ -46,8 +46,8 @@ class ActionModule(ActionBase):
         if answer.get("held") is False and self._task.args.get("state", "held") == "held":
             refusal = Refusal(
                 id="lease.held",
-                node=(task_vars.get("spark_plan") or {}).get("head", ""),
-                thing="lease of the deployment",
+                node=task_vars.get("inventory_hostname", ""),
+                thing=f"lease of {os.path.basename(self._task.args['state_dir'])}",
                 found=f"held by {holder.get('owner')} (run {holder.get('run_id')}), expires in {max(0.0, holder.get('expires', 0) - time.time()):.0f} s",
                 wanted="no other run",
                 next_step="wait for that run to end; its lease expires by itself when it is dead",

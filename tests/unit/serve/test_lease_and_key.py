@@ -221,3 +221,31 @@ def test_a_full_disk_keeps_nobody_from_a_stop(tmp_path, capsys, monkeypatch, num
     # One that another run holds still stands.
     (tmp_path / "lease.json").write_text(json.dumps({**OTHER, "expires": time.time() + 60}))
     assert run(lease, capsys, state_dir=str(tmp_path), run_id="me", owner="alice")["held"] is False
+
+
+def switch_tasks(name):
+    with open(os.path.join(ROOT, f"roles/switch/tasks/{name}.yml"), encoding="utf-8") as stream:
+        return yaml.safe_load(stream)
+
+
+@pytest.mark.parametrize("host, old_rank, leases", [("a", 0, ["/s/new", "/s/old"]), ("a", 1, ["/s/new"]), ("b", 0, ["/s/old"]), ("b", 1, []), ("a", None, ["/s/new"])])
+def test_a_switch_holds_the_lease_of_each_deployment_on_its_own_head(host, old_rank, leases):
+    (task,) = [task for task in switch_tasks("main") if "__switch_leases" in task.get("ansible.builtin.set_fact", {})]
+    old = {"state_dir": "/s/old"} if old_rank is None else {"state_dir": "/s/old", "rank": old_rank}
+    variables = {"inventory_hostname": host, "spark_plan": {"head": "a"}, "spark_node": {"state_dir": "/s/new"}, "__switch_old": old}
+    templar = Templar(DataLoader(), variables=variables)
+    templar.available_variables = {**variables, "__switch_heads_old": templar.template(trust_as_template(task["vars"]["__switch_heads_old"]))}
+    assert templar.template(trust_as_template(task["ansible.builtin.set_fact"]["__switch_leases"])) == leases
+
+
+def test_a_switch_holds_both_leases_before_it_stops_anything():
+    """And a lease that is refused is no failed start: what answers that would stop a group of another run."""
+    (outer,) = [task for task in switch_tasks("main") if "block" in task]
+    first, second = outer["block"]
+    assert first["ansible.builtin.include_tasks"] == "hold.yml" and "rescue" not in outer
+    assert outer["always"][0]["sparkops.inference.lease"]["state"] == "released"
+    assert second["block"][0]["ansible.builtin.include_tasks"] == "leave.yml" and second["rescue"][0]["ansible.builtin.include_tasks"] == "return.yml"
+    held = switch_tasks("hold")[0]
+    settings = {"serve_drain_timeout": 300, "serve_stop_grace": 60}
+    seconds = Templar(DataLoader(), variables={"spark_plan": {"settings": settings}}).template(trust_as_template(held["sparkops.inference.lease"]["seconds"]))
+    assert held["loop"].startswith("{{ __switch_leases") and int(seconds) >= 300 + 60 + LEASE_SECONDS
