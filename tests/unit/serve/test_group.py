@@ -369,6 +369,28 @@ def test_a_run_that_leaves_the_group_alone_mends_its_rank_service():
     assert not mends_the_service(spark_rank=-1, __serve_rank_info={"skipped": True})
 
 
+@pytest.mark.parametrize("stale, unit, changed", [([], False, False), (["rank_node.py"], False, True), ([], True, True)])
+def test_new_code_runs_for_every_deployment_of_the_node(stale, unit, changed):
+    with open(os.path.join(ROLE, "tasks/service.yml"), encoding="utf-8") as stream:
+        tasks = {task.get("register") or task["name"]: task for task in yaml.safe_load(stream)}
+    with open(os.path.join(ROLE, "vars/main.yml"), encoding="utf-8") as stream:
+        decided = yaml.safe_load(stream)["__serve_service_changed"]
+    listed = ["sparkops-rank@lab_a.service loaded active running Rank of the sparkops deployment lab_a on this node",
+              "sparkops-rank@lab-b.service loaded active running Rank of the sparkops deployment lab-b on this node"]
+    variables = {"__serve_unit": "sparkops-rank@lab_a.service", "__serve_program_stale": stale, "__serve_unit_installed": {"changed": unit}}
+    templar = Templar(DataLoader(), variables=variables)
+    variables["__serve_service_changed"] = templar.template(trust_as_template(decided))
+    templar.available_variables = variables
+    asked = tasks["__serve_others"]
+    assert templar.evaluate_conditional(trust_as_template(asked["when"])) is changed
+    assert asked["ansible.builtin.command"]["argv"][-1] == "sparkops-rank@*.service" and asked["check_mode"] is False
+    templar.available_variables = {**variables, "__serve_others": {"stdout_lines": listed} if changed else {"skipped": True}}
+    own, others = tasks["service | Run it, now and at boot"], tasks["service | Run the new code for other deployments too"]
+    assert templar.template(trust_as_template(own["ansible.builtin.systemd_service"]["state"])) == ("restarted" if changed else "started")
+    assert templar.template(trust_as_template(others["loop"])) == (["sparkops-rank@lab-b.service"] if changed else [])
+    assert others["ansible.builtin.systemd_service"]["state"] == "restarted"
+
+
 def test_status_names_a_rank_whose_service_is_silent():
     found = hostvars()
     found["b"]["__serve_rank_info"]["rank"]["heartbeat_age"] = 75.0
