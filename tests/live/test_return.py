@@ -15,7 +15,8 @@ import threading
 import time
 
 import pytest
-from conftest import ROOT, STUB, inspect, on, play, running
+from conftest import ROOT, STUB, inspect, on, play, running, status
+from plays import Playing
 
 DEPLOYMENT, OTHER, PORT = "lab_return", "lab_other", 8899
 STATE = f"/var/lib/sparkops/{DEPLOYMENT}"
@@ -136,6 +137,20 @@ def test_a_missing_shard_on_the_worker_refuses_while_the_old_group_serves(proven
         on("spark-2", f"mv /root/shard {shard}")
 
 
+def test_a_run_that_ends_between_staging_and_stop_changes_nothing_of_the_old_group(proven):
+    names = ("rank.json", "container/entry.json", "container/entry.py")
+    before = ids(), [on(node, f"cd {STATE} && sha256sum {' '.join(names)}") for node in ("spark-1", "spark-2")]
+    replacing = Playing("serve", variables=variables(NOTHING=1))
+    replacing.until("replace | Let running requests end")
+    replacing.kill()
+    assert "rank.json" in on("spark-2", f"ls {STATE}/next").split()
+    assert (ids(), [on(node, f"cd {STATE} && sha256sum {' '.join(names)}") for node in ("spark-1", "spark-2")]) == before
+    code, document = status(variables=variables())
+    assert (code, document["state"]) == (0, "serving"), document["reasons"]
+    again = play("serve", variables=variables())
+    assert again.code == 0 and again.changed == {"spark-1": 0, "spark-2": 0} and ids() == before[0]
+
+
 def test_a_failed_upgrade_leaves_evidence_and_the_rollback_play_brings_the_old_group_back(proven):
     good, image = last_good(), inspect("spark-2", f"{DEPLOYMENT}-rank1")["Image"]
     key = on("spark-1", f"cat {STATE}/key/api_key").strip()
@@ -156,6 +171,10 @@ def test_a_failed_upgrade_leaves_evidence_and_the_rollback_play_brings_the_old_g
         assert texts.get(f"spark-2/{part}"), (part, texts["spark-2/missing.txt"])
     everything = "".join(texts.values())
     assert key not in everything and "hf_abcdefghijklmnop" not in everything and "no kernel image" in texts["spark-2/log.txt"]
+    told = play("rollback", "--check", variables=variables(**BROKEN))
+    assert told.code == 0 and told.changed == {"spark-1": 1, "spark-2": 1}, told.text[-4000:]
+    assert f"Would return {DEPLOYMENT} to {good[0]}" in flat(told) and f"would be replaced, with the whole group, by that of record {good[0]}" in flat(told)
+    assert running("spark-1") == running("spark-2") == []
     back = play("rollback", variables=variables(**BROKEN))
     assert back.code == 0, back.text[-4000:]
     assert last_good() == good and inspect("spark-2", f"{DEPLOYMENT}-rank1")["Image"] == image and "four" in answers()
@@ -190,10 +209,28 @@ def test_collect_names_a_rank_that_gives_nothing_and_keeps_the_rest(proven):
 
 
 def test_logs_follow_prints_new_lines_with_their_node(proven):
-    asking = threading.Timer(4, answers)
-    asking.start()
-    done = play("logs", variables={**variables(), "logs_of": "head", "logs_tail": 3, "logs_follow": 8})
-    assert done.code == 0 and "POST /v1/chat/completions" in flat(done) and "spark-1 | " in flat(done) and "spark-2 | " not in flat(done)
+    following = Playing("logs", variables={**variables(), "logs_of": "head", "logs_tail": 3, "logs_follow": 15})
+    following.until("spark-1 | ")
+    time.sleep(1)  # the tail is one print
+    asked = time.time()
+    answers()
+    done = following.end()
+    new = [text for when, text in done.lines if when > asked and "spark-1 | " in text]
+    assert done.code == 0 and any("POST /v1/chat/completions" in text for text in new) and "spark-2 | " not in flat(done), done.lines
+
+
+def test_a_switch_to_a_busy_deployment_refuses_while_the_old_one_serves(proven):
+    folder = f"/var/lib/sparkops/{OTHER}"
+    held = {"run_id": "elsewhere:1:1", "owner": "carla@elsewhere", "since": time.time(), "expires": time.time() + 900}
+    before = [inspect(f"spark-{rank + 1}", f"{DEPLOYMENT}-rank{rank}")["State"]["StartedAt"] for rank in (0, 1)]
+    on("spark-1", f"install -d -o alice {folder} && echo '{json.dumps(held)}' > {folder}/lease.json")
+    try:
+        done = play("switch", variables=variables(serve_deployment=OTHER))
+        assert done.code != 0 and "lease.held" in flat(done) and "carla@elsewhere" in flat(done) and "switch.returned" not in flat(done), done.text[-4000:]
+    finally:
+        on("spark-1", f"rm -rf {folder}")
+    assert [inspect(f"spark-{rank + 1}", f"{DEPLOYMENT}-rank{rank}")["State"]["StartedAt"] for rank in (0, 1)] == before and "four" in answers()
+    assert "lease.json" not in on("spark-1", f"ls {STATE}").split()
 
 
 def test_a_switch_leaves_one_group_and_returns_when_the_other_does_not_come_up(proven):
