@@ -228,7 +228,10 @@ def switch_tasks(name):
         return yaml.safe_load(stream)
 
 
-@pytest.mark.parametrize("host, old_rank, leases", [("a", 0, ["/s/new", "/s/old"]), ("a", 1, ["/s/new"]), ("b", 0, ["/s/old"]), ("b", 1, []), ("a", None, ["/s/new"])])
+@pytest.mark.parametrize(
+    "host, old_rank, leases",
+    [("a", 0, ["/s/new", "/s/old"]), ("a", 1, ["/s/new"]), ("b", 0, ["/s/old"]), ("b", 1, []), ("a", None, ["/s/new"])],
+)
 def test_a_switch_holds_the_lease_of_each_deployment_on_its_own_head(host, old_rank, leases):
     (task,) = [task for task in switch_tasks("main") if "__switch_leases" in task.get("ansible.builtin.set_fact", {})]
     old = {"state_dir": "/s/old"} if old_rank is None else {"state_dir": "/s/old", "rank": old_rank}
