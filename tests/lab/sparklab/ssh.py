@@ -31,6 +31,6 @@ def write_known_hosts(target: Path, folders: Mapping[str, Path]) -> None:
 def words(key: Path, known_hosts: Path, target: str, *command: str) -> list[str]:
     """Return the ssh command line for user@address, strict about its host key."""
     return [
-        "ssh", "-F", "/dev/null", "-i", str(key), "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=3",
+        "ssh", "-F", "/dev/null", "-i", str(key), "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=10",
         "-o", "StrictHostKeyChecking=yes", "-o", f"UserKnownHostsFile={known_hosts}", "-o", "LogLevel=ERROR", target, *command,
     ]
