@@ -54,7 +54,8 @@ def copying(**variables):
     with slow_rail("400kbit", "16k"):
         going = plays.Playing("sync", inventory=INVENTORY, variables={**RSYNC, **variables})
         try:
-            until("bytes in the staging folder", staged, 300)
+            until("bytes in the staging folder", lambda: staged() or going.process.poll() is not None, 300)
+            assert going.process.poll() is None, going.end(1).text[-3000:]
             yield going
         finally:
             if going.process.poll() is None:
@@ -380,6 +381,10 @@ def test_a_rollback_takes_every_node_back(imported):
     wanted = hashes(HEAD, path)
     on(HEAD, f"rm {path}/tokenizer.json; echo broken > {path}/config.json")
     variables = {**ZFS, "weight_sync_zfs_snapshot": name}
+    # What one node lacks holds all back.
+    on(HEAD, f"zfs snapshot tank/weights@head-alone; echo broken again > {path}/config.json")
+    refused(play("zfs_rollback", variables={**variables, "weight_sync_zfs_snapshot": "head-alone", "weight_sync_zfs_discard": True}), "sync.zfs_no_snapshot")
+    assert on(HEAD, f"cat {path}/config.json").strip() == "broken again"
     refused(play("zfs_rollback", variables=variables), "sync.zfs_rollback", "bytes written since")
     fine(play("zfs_rollback", variables={**variables, "weight_sync_zfs_discard": True}))
     assert hashes(HEAD, path) == wanted and hashes(WORKER, path + "/") == wanted
