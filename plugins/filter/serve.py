@@ -321,12 +321,12 @@ def checked_lines(hostvars: HostVars, plan: Plan) -> list[str]:
         image, fabric = host.get("spark_image") or {}, host.get("spark_fabric") or {}
         artefacts = (host.get("__serve_manifests") or {}).get("artefacts") or []
         files = [file for artefact in artefacts for file in (artefact.get("manifest") or {}).get("files") or []]
-        memory = ((_rank_infos(hostvars, plan)[name] or {}).get("memory") or {}).get("available_kib")
+        memory = (host.get("__memory_report") or {}).get("memory") or {}
         parts = [
             f"image {(image.get('identity') or 'unknown')[:19]}",
             f"{len(files)} files of {size_words(sum(file.get('size', 0) for file in files))} as in their manifests",
             f"fabric {fabric.get('interface') or 'none'} {fabric.get('address') or ''}".rstrip() if plan["ranks"] > 1 else "no fabric needed",
-            f"memory {size_words(memory * 1024)} available now" if memory else "memory unknown",
+            f"memory {size_words(memory['level'])} available ({memory['basis']})" if memory.get("level") else "memory not known",
         ]
         lines.append(f"rank {rank} ({name}): {', '.join(parts)}")
     return lines

@@ -306,8 +306,8 @@ def test_what_was_checked_is_told_for_each_rank():
     manifest = {"files": [{"path": "x", "size": 1 << 20}, {"path": "y", "size": 1 << 20}]}
     host = {
         "spark_image": {"identity": "sha256:" + "1" * 64}, "spark_fabric": {"interface": "eth1", "address": "198.51.100.11"},
-        "__serve_manifests": {"artefacts": [{"manifest": manifest}]}, "__serve_rank_info": {"rank": {"memory": {"available_kib": 1 << 20}}},
+        "__serve_manifests": {"artefacts": [{"manifest": manifest}]}, "__memory_report": {"memory": {"level": 1 << 30, "basis": "projected"}},
     }
     lines = filters.checked_lines({"a": host, "b": {}}, plan)
-    assert "image sha256:111111111111, 2 files of 2.0 MiB" in lines[0] and "fabric eth1 198.51.100.11" in lines[0] and "1.0 GiB available" in lines[0]
-    assert "image unknown" in lines[1]
+    assert "image sha256:111111111111, 2 files of 2.0 MiB" in lines[0] and "fabric eth1 198.51.100.11" in lines[0] and "memory 1.0 GiB available (projected)" in lines[0]
+    assert "image unknown" in lines[1] and "memory not known" in lines[1]
