@@ -218,6 +218,13 @@ def remove_tree(path: str, root: str) -> None:
         folder = os.path.dirname(folder)
 
 
+def remove_empty(place: str) -> None:
+    """The folders below that hold nothing, and the place itself when it is empty then."""
+    for folder, _folders, _files in os.walk(place, topdown=False):
+        if not os.listdir(folder):
+            os.rmdir(folder)
+
+
 def remove_image(api: DockerApi, image_id: str) -> str:
     """Take all its names away, and it with the last. An empty text, or why it stays: somebody uses it after all."""
     document = api.inspect_image(image_id)

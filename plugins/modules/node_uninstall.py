@@ -183,6 +183,8 @@ class Uninstall:
     def leave(self) -> None:
         """Our names for images that stay, and directories that are empty now."""
         leftovers.untag(self.api, self.params["deployment"])
+        if not self.others:
+            leftovers.remove_empty(os.path.join(self.params["weights_root"], leftovers.INCOMING))
         for path in (self.params["engram_root"], self.params["weights_root"], self.params["state_root"]):
             if not self.others and os.path.isdir(path) and not os.listdir(path):
                 os.rmdir(path)

@@ -234,6 +234,7 @@ def test_uninstall_takes_all_but_weights_and_on_request_these_too(node, capsys):
 
 def test_uninstall_with_weights_takes_those_of_its_records(node, capsys):
     root = node[0]
+    (root / "weights" / leftovers.INCOMING / "acme--tiny").mkdir(parents=True)  # as a download leaves it
     done = uninstall(node, capsys, weights=True)
     assert [one for one in what(done["removed"]) if one[0] == "weights"] == [("weights", "one"), ("weights", "three"), ("weights", "two")]
     assert sorted(os.listdir(root / "weights")) == ["acme--other"]
