@@ -27,7 +27,7 @@ test: setup ## All tests but those of the virtual machines (at most 45 minutes o
 .PHONY: test-vm test-vm-faults
 test-vm: setup-vm ## What only real kernels show, on two virtual machines: RoCE, netplan, RDMA (20 to 35 minutes, the first time 10 more)
 	tests/run vm
-test-vm-faults: setup-vm ## Loss of power, NFS, ZFS, and a newcomer's walk on the virtual machines
+test-vm-faults: setup-vm ## Loss of power, NFS, ZFS, and a newcomer's walk on the virtual machines (two hours)
 	tests/run vm-faults
 
 .PHONY: setup setup-vm
