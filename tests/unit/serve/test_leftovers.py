@@ -310,5 +310,6 @@ def test_what_was_checked_is_told_for_each_rank():
         "__serve_manifests": {"artefacts": [{"manifest": manifest}]}, "__memory_report": {"memory": {"level": 1 << 30, "basis": "projected"}},
     }
     lines = filters.checked_lines({"a": host, "b": {}}, plan)
-    assert "image sha256:111111111111, 2 files of 2.0 MiB" in lines[0] and "fabric eth1 198.51.100.11" in lines[0] and "memory 1.0 GiB available (projected)" in lines[0]
+    assert "image sha256:111111111111, 2 files of 2.0 MiB" in lines[0]
+    assert "fabric eth1 198.51.100.11" in lines[0] and "memory 1.0 GiB available (projected)" in lines[0]
     assert "image unknown" in lines[1] and "memory not known" in lines[1]
