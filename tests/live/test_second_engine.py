@@ -20,9 +20,6 @@ OLD, NEW = "spark-1", "spark-4"
 SECOND = STUB.replace(":1", ":2")
 # The lab's own rule, by which only the first node reaches the registries.
 UNREACHABLE = "OUTPUT --protocol tcp --destination 198.18.0.1 --match multiport --destination-ports 5000,5001 --jump REJECT"
-SETTINGS = {
-    "serve_profile": "lab_tiny", "bootstrap_docker_group": True, "bootstrap_state_dir": True, "bootstrap_node_keys": True, "bootstrap_packages": True,
-}  # fmt: skip
 
 
 @pytest.fixture(name="inventories", scope="module")
@@ -34,8 +31,9 @@ def fixture_inventories(tmp_path_factory) -> dict[str, str]:
     newer = {"ansible_host": "198.18.0.24", "ansible_user": "dave", "fabric_address": "198.51.100.14"}
     found = {}
     for name, head, worker in (("to_new", OLD, NEW), ("to_old", NEW, OLD)):
-        group = {"hosts": {OLD: {}, NEW: newer}, "vars": {**SETTINGS, "serve_nodes": [head, worker], "serve_deployment": name}}
-        found[name] = inventory_with(tmp_path_factory.mktemp(name), {name: group})
+        # As one of the lab's pair the new node has its settings; those of the group, whose name comes later, win.
+        group = {"hosts": {OLD: {}, NEW: {}}, "vars": {"serve_nodes": [head, worker], "serve_deployment": name}}
+        found[name] = inventory_with(tmp_path_factory.mktemp(name), {"sparks": {"hosts": {NEW: newer}}, name: group})
         done = play("bootstrap", inventory=found[name], variables={"spark_hosts": name})
         assert done.code == 0, done.text[-3000:]
     return found

@@ -53,7 +53,7 @@ OFFER_HOOKS = (
 )
 NODE_HOOKS = (
     'rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/ssh/ssh_host_*',
-    'cp -a --no-preserve=ownership "$WORK"/files/. "$1"/',
+    'cp -a --no-preserve=ownership --remove-destination "$WORK"/files/. "$1"/',
     'chroot "$1" systemctl enable sparklab-node.service ssh.service docker.service',
     # Nothing here has a console, a clock or disks of its own.
     'chroot "$1" systemctl mask getty.target console-getty.service systemd-timesyncd.service fstrim.timer e2scrub_all.timer '
