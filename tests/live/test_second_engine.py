@@ -103,8 +103,9 @@ def test_from_the_new_engine_to_the_old_one_and_not_twice(inventories, mode):
 def fixture_index() -> t.Iterator[str]:
     """An index of two platforms, and the new engine can pull it."""
     digest = publish_two_platforms()["index"]
+    # All that has its layers: what this store has unpacked from one image it does not fetch for the next.
     for node in (OLD, NEW):
-        forget(node, TWO_PLATFORMS)
+        forget(node, TWO_PLATFORMS, STUB, SECOND)
     on(NEW, f"iptables --delete {UNREACHABLE}")
     yield digest
     on(NEW, f"iptables --append {UNREACHABLE}")
@@ -123,3 +124,13 @@ def test_an_index_that_the_new_engine_has_pulled_comes_to_the_old_one_in_another
     for policy in ("missing", "always"):
         again = image(inventories, "to_old", image_pull_policy=policy, **settings)
         assert again.code == 0 and again.changed == {OLD: 0, NEW: 0}, again.text[-4000:]
+
+
+def test_a_store_that_has_unpacked_another_images_layers_says_that_it_cannot_give_them(inventories, index):
+    """The stub came by a ship, so its layers have other blobs than the registry's, and the pull of the index fetches none of those."""
+    assert image(inventories, "to_new", image_reference=STUB).code == 0
+    done = image(inventories, "to_old", image_reference=TWO_PLATFORMS, image_pull_on="head", image_ship_mode="stream")
+    assert done.code != 0 and "[image.ship]" in done.text, done.text[-4000:]
+    for word in ("names blobs that it has not", "pull it again", "dave@198.51.100.14"):
+        assert word in " ".join(done.text.split()), done.text[-4000:]
+    assert on(OLD, f"docker image ls -q {TWO_PLATFORMS}") == ""

@@ -144,9 +144,35 @@ def saved(api: DockerApi, document: dict[str, t.Any]) -> t.Iterator[bytes]:
     return api.stream("GET", f"/images/{document['Id']}/get", query=query)
 
 
+class PassedOn:
+    """A file whose bytes go on to others while they are read."""
+
+    def __init__(self, pieces: t.Iterator[bytes], *takers: t.Callable[[bytes], t.Any]) -> None:
+        self.content = Pieces(pieces)
+        self.takers = takers
+
+    def read(self, size: int) -> bytes:
+        piece = self.content.read(size)
+        for take in self.takers:
+            take(piece)
+        return piece
+
+
+def give_whole(archive: PassedOn) -> None:
+    """Read an archive to its end; one that no engine could load is told then."""
+    lacking = missing_blobs(t.cast(t.BinaryIO, archive))
+    while archive.read(CHUNK):
+        pass
+    if lacking:
+        raise Refused(
+            f"the engine's archive names blobs that it has not: {', '.join(lacking)}. A containerd store fetches no layer that it has unpacked from "
+            "another image, and cannot give what it has not fetched: remove the images here that share layers with this one, then pull it again; or let "
+            "the worker pull"
+        )
+
+
 def image_stream(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
-    for piece in saved(api, allowed_image(api, image_id)):
-        out.write(piece)
+    give_whole(PassedOn(saved(api, allowed_image(api, image_id)), out.write))
 
 
 def image_archive(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
@@ -168,14 +194,12 @@ def make_archive(api: DockerApi, document: dict[str, t.Any], path: str) -> None:
     if document["Size"] > free:
         raise Refused(f"{os.path.dirname(path)} has {free} bytes free and the archive needs {document['Size']}; image_staging names another directory")
     digest = hashlib.sha256()
-    with open(path, "wb") as target:
-        for piece in saved(api, document):
-            target.write(piece)
-            digest.update(piece)
-    lacking = missing_blobs(path)
-    if lacking:
+    try:
+        with open(path, "wb") as target:
+            give_whole(PassedOn(saved(api, document), target.write, digest.update))
+    except Refused:
         os.unlink(path)
-        raise Refused(f"the engine's archive names blobs that it has not: {', '.join(lacking)}")
+        raise
     with open(path + ".json", "w", encoding="utf-8") as stream:
         json.dump({"size": os.path.getsize(path), "sha256": digest.hexdigest(), "receivers": []}, stream)
 
@@ -192,18 +216,21 @@ def note_receiver(path: str, wants: bool) -> dict[str, t.Any]:
     return about
 
 
-def missing_blobs(path: str) -> list[str]:
+def missing_blobs(stream: t.BinaryIO) -> list[str]:
     """What the archive's manifest names and the archive lacks: such an archive fails when it is loaded, after all its bytes were sent.
 
     Every engine writes manifest.json. A containerd store writes it for the one platform that counts here, and also an index.json whose index
     may name further platforms: those that the store has not are left out rightly, and of an image with a layer missing it writes the names alone.
     """
-    with tarfile.open(path) as archive:
-        names = set(archive.getnames())
-        if "manifest.json" not in names:
-            return ["manifest.json"]
-        entries = json.load(t.cast(t.IO[bytes], archive.extractfile("manifest.json")))
-    return sorted({name for entry in entries for name in (entry["Config"], *entry["Layers"])} - names)
+    names, manifest = set(), None
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK) as archive:
+        for member in archive:
+            names.add(member.name)
+            if member.name == "manifest.json":
+                manifest = json.load(t.cast(t.IO[bytes], archive.extractfile(member)))
+    if manifest is None:
+        return ["manifest.json"]
+    return sorted({name for entry in manifest for name in (entry["Config"], *entry["Layers"])} - names)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import pathlib
@@ -84,9 +85,8 @@ def test_nothing_is_given_before_the_role_has_run(source, tmp_path, monkeypatch,
         ({"index.json": b"{}"}, ["manifest.json"]),
     ],
 )
-def test_an_archive_with_a_missing_blob_is_noticed(source, tmp_path, files, missing):
-    (tmp_path / "a.tar").write_bytes(archive_of(files))
-    assert source.missing_blobs(str(tmp_path / "a.tar")) == missing
+def test_an_archive_with_a_missing_blob_is_noticed(source, files, missing):
+    assert source.missing_blobs(io.BytesIO(archive_of(files))) == missing
 
 
 def containerd_files():
@@ -111,11 +111,27 @@ def containerd_files():
 
 
 @pytest.mark.parametrize("lacking", [None, "config", "layer"])
-def test_an_archive_of_a_containerd_store_is_judged_by_the_platform_that_it_is_for(source, tmp_path, lacking):
+def test_an_archive_of_a_containerd_store_is_judged_by_the_platform_that_it_is_for(source, lacking):
     files, parts = containerd_files()
     missing = [parts[lacking]] if lacking else []
-    (tmp_path / "a.tar").write_bytes(archive_of({name: content for name, content in files.items() if name not in missing}))
-    assert source.missing_blobs(str(tmp_path / "a.tar")) == missing
+    assert source.missing_blobs(io.BytesIO(archive_of({name: content for name, content in files.items() if name not in missing}))) == missing
+
+
+@pytest.mark.parametrize("verb", ["image-stream", "image-archive"])
+@pytest.mark.parametrize("lacking", [None, "layer"])
+def test_an_archive_that_no_engine_could_load_is_told_by_its_source(source, state, monkeypatch, capsysbinary, verb, lacking):
+    """A containerd store has unpacked a layer from another image, and never fetched this image's blob of it."""
+    files, parts = containerd_files()
+    given = archive_of({name: content for name, content in files.items() if name != parts.get(lacking)})
+    Record(str(state)).note(IMAGE.id)
+    monkeypatch.setattr(source, "saved", lambda api, document: iter([given[:700], given[700:]]))
+    assert source.main([verb, IMAGE.id]) == (1 if lacking else 0)
+    told = capsysbinary.readouterr()
+    assert (parts["layer"] in told.err.decode() and "pull it again" in told.err.decode()) == bool(lacking)
+    if verb == "image-stream":
+        assert told.out == given
+    else:
+        assert [path.read_bytes() for path in (state / "ship").glob("*.tar")] == ([] if lacking else [given])
 
 
 def test_one_archive_for_several_receivers_and_none_forgotten(source, state, monkeypatch):
