@@ -324,7 +324,9 @@ def as_root(words: list[str]) -> int:
     """This account may not use Docker: the same program, once, through sudo."""
     if os.getuid() == 0 or shutil.which("sudo") is None:
         raise Refused("this account may not use Docker")
-    os.execvp("sudo", ["sudo", "-n", "env", f"SPARKOPS_STATE_ROOT={state_root()}", sys.executable, os.path.abspath(__file__), *words])
+    kept = {"SPARKOPS_STATE_ROOT": state_root(), "SSH_CONNECTION": os.environ.get("SSH_CONNECTION", "")}
+    variables = [f"{name}={value}" for name, value in kept.items()]
+    os.execvp("sudo", ["sudo", "-n", "env", *variables, sys.executable, os.path.abspath(__file__), *words])
 
 
 if __name__ == "__main__":

@@ -165,9 +165,11 @@ def test_one_archive_for_several_receivers_and_none_forgotten(source, state, mon
 
 def test_without_docker_rights_it_runs_itself_through_sudo(source, state, monkeypatch):
     asked = []
+    monkeypatch.setenv("SSH_CONNECTION", "198.51.100.12 4 198.51.100.11 22")
     monkeypatch.setattr(source, "usable", lambda api: False)
     monkeypatch.setattr(source.os, "getuid", lambda: 1000)
     monkeypatch.setattr(source.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(source.os, "execvp", lambda program, words: asked.append(words))
     source.main(["image-inspect", IMAGE.id])
     assert asked[0][:3] == ["sudo", "-n", "env"] and asked[0][-2:] == ["image-inspect", IMAGE.id] and f"SPARKOPS_STATE_ROOT={state}" in asked[0]
+    assert "SSH_CONNECTION=198.51.100.12 4 198.51.100.11 22" in asked[0], "sudo forgets it, and receivers are told apart by it"
