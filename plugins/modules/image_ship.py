@@ -181,7 +181,8 @@ class ImageShip(LongModule):
 
     def present(self) -> dict[str, t.Any]:
         outcome = self.earlier()
-        if outcome is None:
+        # One that was going on may have brought another image for this deployment.
+        if outcome is None or outcome["image"]["identity"] != self.params["image"].get("identity"):
             held = self.held()
             if held is not None:
                 return self.described(held, changed=False)
