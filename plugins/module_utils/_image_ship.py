@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -30,7 +31,15 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_archive 
     header,
     padding,
 )
-from ansible_collections.sparkops.inference.plugins.module_utils._image_export import CHUNK, Blob, Exported, Receiver, containerd_store, one_platform
+from ansible_collections.sparkops.inference.plugins.module_utils._image_export import (
+    CHUNK,
+    Blob,
+    Exported,
+    ExportError,
+    Receiver,
+    containerd_store,
+    one_platform,
+)
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import Image, compare, from_inspect, present_prefix
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._image_source import (
@@ -51,6 +60,8 @@ ATTEMPTS = 5
 MARGIN = 256 << 20
 # Parts of an image that nobody has asked for any more.
 FORGOTTEN_SECONDS = 7 * 24 * 3600
+# What a ship leaves in the staging directory. The user names that one, so other things may lie there.
+STAGED = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}\.tar(\.json)?")
 
 
 class Lack(t.NamedTuple):
@@ -190,8 +201,11 @@ class Ship:
         content = json.loads(exported.manifest)
         entries = [dict(entry) for entry in content["layers"]]
         if lack.base:
-            with Receiver(self.staging_root, lambda digest, size, stream: None) as receiver:
-                own = receiver.push(self.api, lack.base.id, one_platform(self.api, *lack.base.platform.split("/")))
+            try:
+                with Receiver(self.staging_root, lambda digest, size, stream: None) as receiver:
+                    own = receiver.push(self.api, lack.base.id, one_platform(self.api, *lack.base.platform.split("/")))
+            except ExportError as exc:
+                raise TransferError(f"what this node has of the image already: {exc}") from exc
             entries[: lack.kept] = json.loads(own.manifest)["layers"][: lack.kept]
         for entry, layer in zip(entries[lack.kept :], lack.image.layers[lack.kept :]):
             entry.update(digest=blobs[layer].digest, size=blobs[layer].size)
@@ -260,8 +274,9 @@ class Ship:
         """Parts of images that nobody wants any more; several deployments of this node stage here."""
         for name in os.listdir(self.staging_root) if os.path.isdir(self.staging_root) else ():
             path = os.path.join(self.staging_root, name)
-            if time.time() - os.path.getmtime(path) > FORGOTTEN_SECONDS:
-                shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+            with contextlib.suppress(OSError):  # of another account, or another run was faster
+                if STAGED.fullmatch(name) and time.time() - os.path.getmtime(path) > FORGOTTEN_SECONDS:
+                    shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
 
     # The engine
 
@@ -269,7 +284,8 @@ class Ship:
         headers = {"Content-Type": "application/x-tar"}
         # Closed at once, whatever happens: the archive may hold a connection to the source.
         with contextlib.closing(archive):
-            for event in self.api.stream_json("POST", "/images/load", body=Pieces(archive), query={"quiet": True}, headers=headers):
+            body = Pieces(readable(archive))
+            for event in self.api.stream_json("POST", "/images/load", body=body, query={"quiet": True}, headers=headers):
                 if "error" in event:
                     raise TransferError(f"the engine did not load the image: {event['error']}")
 
@@ -323,6 +339,14 @@ def local_images(api: DockerApi) -> list[Image]:
     """Every image of this engine: their layers need not be sent."""
     documents = (api.inspect_image(entry["Id"]) for entry in api.call("GET", "/images/json"))
     return [from_inspect(document) for document in documents if document is not None]
+
+
+def readable(archive: t.Iterator[bytes]) -> t.Iterator[bytes]:
+    """Inside a request the client takes each error of the system for one of the engine's socket: a full disk for an engine that is silent."""
+    try:
+        yield from archive
+    except OSError as exc:
+        raise TransferError(f"parts of the image on this node: {exc}") from exc
 
 
 @contextlib.contextmanager

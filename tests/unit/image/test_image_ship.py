@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -19,6 +20,7 @@ import tarfile
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _image_ship as image_ship
 from ansible_collections.sparkops.inference.plugins.module_utils import _image_source as image_source
+from ansible_collections.sparkops.inference.plugins.module_utils._image_export import ExportError
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import from_inspect
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._image_archive import canonical
@@ -177,6 +179,46 @@ def test_a_run_that_was_ended_leaves_what_the_next_one_uses(pair, monkeypatch):
     assert NEW.tag not in [image.tag for image in nodes.target.images.values()]
     monkeypatch.setattr(image_source.Source, "ask_line", inspect)
     assert nodes.ship(NEW)["ship"]["bytes"] < 1_200_000
+
+
+def test_only_forgotten_parts_of_images_are_removed_from_a_directory_that_has_other_things_too(pair):
+    nodes = pair()
+    folder = nodes.folder / "target/ship"
+    ours, theirs = ["0" * 16, "1" * 64 + ".tar"], ["models", "backup.tar", "0" * 16 + "-mine"]
+    for name in (*ours, *theirs):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "content").write_text("x")
+        os.utime(folder / name, (0, 0))
+    nodes.ship(NEW)
+    assert sorted(os.listdir(folder)) == sorted(theirs)
+
+
+def test_a_disk_that_is_full_is_not_taken_for_an_engine_that_does_not_answer(pair, monkeypatch):
+    nodes = pair()
+
+    def full(self, blob, offset, stream):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path(blob))
+        yield
+
+    monkeypatch.setattr(image_source.Staging, "receive", full)
+    with pytest.raises(Refused, match="No space left on device") as refused:
+        nodes.ship(NEW, "layers")
+    assert "Docker Engine" not in str(refused.value)
+    assert nodes.ship(NEW)["ship"]["mode"] == "stream"
+
+
+def test_a_base_that_this_nodes_own_engine_cannot_push_is_a_reason_to_try_another_way(pair, monkeypatch):
+    nodes = pair(OLD, target_containerd=True)
+
+    def index(self, api, image_id, platform=None):
+        raise ExportError("the engine pushes an index of several platforms")
+
+    monkeypatch.setattr(image_ship.Receiver, "push", index)
+    tried = []
+    monkeypatch.setattr(Ship, "by_stream", lambda self, image: tried.append(image))
+    with pytest.raises(Refused, match="is not there after the load"):
+        nodes.ship(NEW)
+    assert len(tried) == 1
 
 
 def test_a_layer_with_other_content_is_thrown_away_and_fetched_again(pair):
