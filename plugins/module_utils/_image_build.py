@@ -66,7 +66,8 @@ class Context:
                     archive.add(os.path.join(self.recipe, name), name, filter=self._unless_given)
             self._add_text(archive, "Dockerfile", self.dockerfile.encode())
             for name, path in sorted(self.inputs.items()):
-                archive.add(path, name)
+                # A link would point to nothing in the builder.
+                archive.add(os.path.realpath(path), name)
 
     def _unless_given(self, member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None if member.name in self.inputs else member

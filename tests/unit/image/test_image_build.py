@@ -156,9 +156,11 @@ def test_the_argument_of_the_stamp(line, argument):
 def test_the_context_has_inputs_and_another_dockerfile_and_the_checkout_stays(recipe, tmp_path):
     wheel = tmp_path / "instanttensor.whl"
     wheel.write_text("wheel")
+    link = tmp_path / "newest.whl"
+    link.symlink_to(wheel)
     before = sorted(path for path in recipe.rglob("*"))
     target = io.BytesIO()
-    Context(str(recipe), "FROM local\n", {"wheels/instanttensor.whl": str(wheel), "files/chat.jinja": str(wheel)}).write(target)
+    Context(str(recipe), "FROM local\n", {"wheels/instanttensor.whl": str(link), "files/chat.jinja": str(wheel)}).write(target)
     target.seek(0)
     with tarfile.open(fileobj=target) as archive:
         files = {member.name: archive.extractfile(member).read() for member in archive if member.isreg()}
