@@ -147,6 +147,11 @@ def demultiplexed(pieces: t.Iterable[bytes]) -> t.Iterator[bytes]:
             rest = rest[end:]
 
 
+def split_mount(mount: str) -> tuple[str, str]:
+    source, dummy, target = mount.rpartition(":")
+    return source, target
+
+
 class ImageCheck:
     """The checks of one image on this node."""
 
@@ -199,7 +204,9 @@ class ImageCheck:
             self.remove()
 
     def specification(self, image_id: str, words: list[str]) -> dict[str, t.Any]:
-        host: dict[str, t.Any] = {"NetworkMode": "none", "Binds": [f"{mount}:ro" for mount in self.params["mounts"]]}
+        # Not as "Binds", for which the engine makes a directory of root where there is none.
+        mounts = [{"Type": "bind", "Source": source, "Target": target, "ReadOnly": True} for source, target in map(split_mount, self.params["mounts"])]
+        host: dict[str, t.Any] = {"NetworkMode": "none", "Mounts": mounts}
         if self.params["gpus"]:
             host["DeviceRequests"] = [{"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}]
         return {
