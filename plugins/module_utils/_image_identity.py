@@ -65,8 +65,8 @@ def _familiar(name: str) -> str:
     for host in ("docker.io/", "index.docker.io/"):
         if name.startswith(host):
             name = name[len(host) :]
-            return name[len("library/") :] if name.startswith("library/") and name.count("/") == 1 else name
-    return name
+            break
+    return name[len("library/") :] if name.startswith("library/") and name.count("/") == 1 else name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,6 +73,7 @@ def test_names_of_architectures():
     [
         ("vllm/vllm-openai:x", "vllm/vllm-openai", "x", None, "docker.io"),
         ("docker.io/library/debian", "debian", None, None, "docker.io"),
+        ("library/debian:13", "debian", "13", None, "docker.io"),
         ("docker.io/vllm/vllm-openai:x", "vllm/vllm-openai", "x", None, "docker.io"),
         ("192.0.2.1:5000/team/app:1", "192.0.2.1:5000/team/app", "1", None, "192.0.2.1:5000"),
         ("localhost/app:1", "localhost/app", "1", None, "localhost"),
