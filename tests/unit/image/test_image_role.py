@@ -17,13 +17,31 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.a
 DIGEST = "sha256:" + "d" * 64
 
 
-def variable(name, mode, recipe):
+def variable(name, mode="never", recipe=None, **settings):
     with open(os.path.join(ROOT, "roles/image/vars/main.yml"), encoding="utf-8") as stream:
         texts = {key: trust_as_template(value) for key, value in yaml.safe_load(stream).items() if isinstance(value, str)}
-    plan = {"image": {"digest": DIGEST}, "settings": {"image_build": mode, "image_recipe": recipe, "image_pull_on": "every"}, "ranks": 2}
-    return Templar(DataLoader(), variables={**texts, "spark_plan": plan, "spark_rank": 0}).template(texts[name])
+    values = {"image_build": mode, "image_recipe": recipe, "image_pull_on": "every", "image_template_source": None, **settings}
+    plan = {"image": {"digest": DIGEST}, "settings": values, "ranks": 2, "node_settings": {"spark-1": values}}
+    node = {"user": {"home": "/home/me"}, "state_root": "/state"}
+    known = {"spark_plan": plan, "spark_rank": 0, "spark_node": node, "inventory_hostname": "spark-1", "role_path": os.path.join(ROOT, "roles/image")}
+    return Templar(DataLoader(), variables={**texts, **known}).template(texts[name])
 
 
 @pytest.mark.parametrize("mode, recipe, pin", [("never", "/r", DIGEST), ("when_unavailable", None, DIGEST), ("when_unavailable", "/r", "")])
 def test_a_restart_takes_the_image_that_was_built_for_the_pinned_one(mode, recipe, pin):
     assert variable("__image_pin_of_what_is_there", mode, recipe) == pin
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "given", "path"),
+    [
+        ("__image_recipe", "recipe", "~/recipe", "/home/me/recipe"),
+        ("__image_recipe", "recipe", "/data/~/recipe", "/data/~/recipe"),
+        ("__image_staging", "image_staging", "~/ship", "/home/me/ship"),
+        ("__image_staging", "image_staging", None, "/state/image-ship"),
+        ("__image_template_source", "image_template_source", "~/model", "/home/me/model"),
+        ("__image_template_source", "image_template_source", None, ""),
+    ],
+)
+def test_a_home_is_that_of_the_account_and_not_of_root_who_runs_the_modules(name, option, given, path):
+    assert variable(name, **{option: given}) == path
