@@ -85,12 +85,14 @@ class Ship:
         self.node: str = request["node"]
         self.mode: str = request["mode"]
         self.staging_root: str = request["staging"]
+        self.staged = os.path.join(self.staging_root, self.identity[7:23])
         self.api = DockerApi(request["socket"], timeout=120)
         self.source = Source(request["address"], request["user"], request["key"], request["known_hosts"])
         self.record = Record(request["state_root"])
         self.progress = progress
         self.containerd = False
         self.bytes = 0
+        self.archived = ""
         self.notices: list[str] = []
 
     def run(self) -> dict[str, t.Any]:
@@ -99,6 +101,7 @@ class Ship:
             mode, loaded = self.bring()
         except (TransferError, ApiError) as exc:
             raise Refused(self.refusal("ship", str(exc), "the same image as there", "mend that and run again: what has come already is kept")) from exc
+        self.clean_up()
         self.forget_old()
         ship = {"mode": mode, "bytes": self.bytes, "seconds": round(time.monotonic() - started, 1)}
         return {"image": loaded.as_dict(), "ship": ship, "notices": self.notices}
@@ -150,7 +153,7 @@ class Ship:
 
     def by_layers(self, lack: Lack) -> None:
         """The engine unpacks while the layers come. After a cut it gets once more what is staged, and then the rest."""
-        staging = Staging(os.path.join(self.staging_root, lack.image.identity[7:23]))
+        staging = Staging(self.staged)
         self.require_space(lack.size - staging.held_bytes(lack.layers), lack.size)
         self.progress.begin("ship", lack.size, f"{len(lack.layers)} layers from {self.source.name}")
         for attempt in range(1, ATTEMPTS + 1):
@@ -163,7 +166,6 @@ class Ship:
                     raise
             finally:
                 self.bytes += staging.held_bytes(lack.layers) - before
-        staging.remove()
 
     def archive(self, lack: Lack, staging: Staging) -> t.Generator[bytes, None, None]:
         self.progress.done = 0
@@ -230,14 +232,11 @@ class Ship:
                 if attempt == ATTEMPTS:
                     raise
         self.load(file_pieces(path))
-        os.unlink(path)
-        with contextlib.suppress(TransferError):  # it is forgotten there after a day
-            self.source.ask_line("image-done", self.source_id)
 
     def fetch_archive(self, image: Image) -> str:
         self.progress.begin("archive", 0, f"{self.source.name} makes the archive")
         archive = self.source.ask_line("image-archive", self.source_id)
-        path = os.path.join(self.staging_root, archive["name"])
+        path = self.archived = os.path.join(self.staging_root, archive["name"])
         here = size_of(path)
         self.require_space(archive["size"] - here, image.size)
         self.progress.begin("ship", archive["size"], f"archive from {self.source.name}")
@@ -269,6 +268,15 @@ class Ship:
             self.bytes += len(piece)
             self.progress.done = self.bytes
             yield piece
+
+    def clean_up(self) -> None:
+        """The image is here: what its parts took is free again, also of a way that was tried first and did not lead here."""
+        shutil.rmtree(self.staged, ignore_errors=True)
+        if self.archived:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.archived)
+            with contextlib.suppress(TransferError):  # it is forgotten there after a day
+                self.source.ask_line("image-done", self.source_id)
 
     def forget_old(self) -> None:
         """Parts of images that nobody wants any more; several deployments of this node stage here."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 import typing as t
@@ -163,9 +162,6 @@ class Staging:
             os.unlink(part)
             raise Dropped(f"layer {blob.digest} came with other content")
         os.rename(part, self.path(blob))
-
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _names(self, diff_id: str) -> list[str]:
         return [name for name in os.listdir(self.folder) if name.startswith(f"{diff_id[7:]}-")]

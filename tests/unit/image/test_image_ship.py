@@ -205,6 +205,7 @@ def test_a_disk_that_is_full_is_not_taken_for_an_engine_that_does_not_answer(pai
         nodes.ship(NEW, "layers")
     assert "Docker Engine" not in str(refused.value)
     assert nodes.ship(NEW)["ship"]["mode"] == "stream"
+    assert os.listdir(nodes.folder / "target/ship") == [], "what the first way has left is of no use any more"
 
 
 def test_a_base_that_this_nodes_own_engine_cannot_push_is_a_reason_to_try_another_way(pair, monkeypatch):
@@ -319,6 +320,17 @@ def test_room_is_counted_for_both_directories_of_one_filesystem(pair, monkeypatc
     assert ship.lack_of_space(500, 500) is None
     assert ship.lack_of_space(500, 501)[1:] == (1001, 1000)
     assert ship.lack_of_space(0, 0) is None
+
+
+def test_an_archive_that_the_engine_does_not_take_is_removed_once_layers_have_come(pair):
+    if shutil.which("rsync") is None:
+        pytest.skip("rsync is not installed here")
+    nodes = pair()
+    rsync_through_the_script(nodes)
+    load, answers = nodes.target.load, iter([lambda request: b'{"error": "no"}'])
+    nodes.target.routes[("POST", "/images/load")] = lambda request: next(answers, load)(request)
+    assert nodes.ship(NEW, "archive")["ship"]["mode"] == "layers"
+    assert os.listdir(nodes.folder / "target/ship") == [] and os.listdir(nodes.folder / "source/ship") == []
 
 
 def test_the_source_gives_only_what_the_role_has_recorded(pair):
