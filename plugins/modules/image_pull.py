@@ -192,7 +192,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._registry impor
     ask,
     stored_login,
 )
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, long_options
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, long_options, read_json
 
 OR_BUILD = "or let it be built (image_recipe, image_build=when_unavailable)"
 NEXT_STEPS = {
@@ -259,7 +259,7 @@ class ImagePull(LongModule):
         """The image, pulled if need be; None when check mode only predicts it."""
         self.platform = self.platform or f"linux/{normal_architecture(self.api.version()['Arch'])}"
         outcome = self.earlier()
-        if outcome is not None:
+        if outcome is not None and self.begun_for_this():
             return self.pulled(outcome)
         held = self.find()
         action = needs(held is not None, bool(self.digest), self.params["policy"])
@@ -275,6 +275,11 @@ class ImagePull(LongModule):
         self.check_space()
         self.changed = True
         return None if self.module.check_mode else self.pulled(self.end_of(self.begin(*self.request())))
+
+    def begun_for_this(self) -> bool:
+        """Whether the pull that was waited for is of this image: one of another may have been going on for the deployment."""
+        wanted, begun = self.request()[0], read_json(self.job.request) or {}
+        return all(begun.get(name) == wanted[name] for name in ("reference", "wanted"))
 
     @property
     def wanted(self) -> str:

@@ -305,6 +305,17 @@ def test_a_pull_that_ends_well_without_an_image_is_a_failure(node):
     assert "the image is not there" in node.run()["msg"]
 
 
+def test_a_pull_of_another_image_that_was_going_on_is_not_taken_for_the_wanted_one(node, monkeypatch):
+    node.offers(offer())
+    job = node.folder / "state/test/jobs/pull"
+    job.mkdir(parents=True)
+    earlier = {"run_id": "1", "reference": f"{NAME}:0", "wanted": "0"}
+    (job / "request.json").write_text(json.dumps(earlier))
+    (job / "result.json").write_text(json.dumps({"run_id": "1", "ok": True, "pull_error": {}}))
+    result = node.run(run_id="1")
+    assert result["image"]["id"] == IMAGE["Id"] and [pull["tag"] for pull in node.pulls()] == ["1"]
+
+
 def test_an_error_of_the_pull_is_the_answer(node):
     node.offers(offer())
     node.after_pull = None
