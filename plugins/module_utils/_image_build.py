@@ -101,7 +101,7 @@ class Build:
             self.adopt()
         finally:
             self.api.request("DELETE", f"/images/{self.temporary}")
-        return {"log": self.log}
+        return {"log": self.log, "notices": self.request["notices"]}
 
     def argv(self, dockerfile: str) -> list[str]:
         arguments = dict(self.request["build_args"])

@@ -141,8 +141,8 @@ def run(request: t.Mapping[str, t.Any], progress: Progress) -> dict[str, t.Any]:
     try:
         pull(api, parse_reference(request["reference"]), request["wanted"], request["platform"], login, progress)
     except RegistryError as exc:
-        return {"pull_error": {"kind": exc.kind, "text": str(exc)}}
-    return {"pull_error": {}}
+        return {"pull_error": {"kind": exc.kind, "text": str(exc)}, "notices": request["notices"]}
+    return {"pull_error": {}, "notices": request["notices"]}
 
 
 def main(words: t.Sequence[str]) -> int:

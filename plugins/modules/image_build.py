@@ -187,7 +187,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_identity
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._image_stamp import Rule, stamps
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import KEPT_LOGS, keep_newest
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, identity_at, long_options
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, identity_at, long_options, read_json
 
 # Layers of a build lie on the disk beside the image until they are part of it.
 MARGIN = 2 << 30
@@ -214,7 +214,8 @@ class ImageBuild(LongModule):
         self.require_recipe()
         self.forms = stamps(self.recipe, Rule.of(self.params["label"], self.params["rule"]))
         outcome = self.earlier()
-        if outcome is None:
+        # One that was going on may be the build of another image for this deployment.
+        if outcome is None or (read_json(self.job.request) or {}).get("reference") != self.params["reference"]:
             image = self.find()
             differs = self.differs(image)
             if not must_build(self.params["mode"], self.params["unavailable"], differs):
@@ -223,6 +224,7 @@ class ImageBuild(LongModule):
             if self.module.check_mode:
                 return self.described(image, changed=True, known_after=["image"])
             outcome = self.end_of(self.begin(self.request()))
+        self.notices = list(outcome.get("notices", []))
         image = self.find()
         if image is not None:
             self.note_staged(image.id)
@@ -276,7 +278,8 @@ class ImageBuild(LongModule):
             os.makedirs(os.path.dirname(log), exist_ok=True)
             keep_newest(os.path.dirname(log), "image-build-*.log", KEPT_LOGS - 1)
         wanted = {name: params[name] for name in ("reference", "recipe", "label", "build_args", "base", "inputs", "node", "socket")}
-        return {**wanted, "stamp": self.forms[0], "log": log}
+        # The notices are for the call that sees the end, which is seldom this one.
+        return {**wanted, "stamp": self.forms[0], "log": log, "notices": self.notices}
 
     def share(self, image: Image | None) -> bool:
         """Let the peers have it. Says whether that is new."""

@@ -335,12 +335,15 @@ class ImagePull(LongModule):
             "platform": self.platform,
             "username": self.login.username if self.login else None,
             "login_origin": self.login.origin if self.login else None,
+            # For the call that sees the end, which is seldom this one.
+            "notices": self.notices,
         }
         return wanted, self.login.password if self.login else None
 
     def pulled(self, outcome: t.Mapping[str, t.Any]) -> Image:
         """The image after the pull has ended; what the engine says is checked by looking."""
         self.changed = True
+        self.notices = list(outcome.get("notices", []))
         if outcome["pull_error"]:
             raise RegistryError(outcome["pull_error"]["kind"], outcome["pull_error"]["text"])
         image = self.find()

@@ -292,6 +292,9 @@ def test_a_build_has_stamp_log_and_name(head):
     assert "Step 1\ndone\n" == open(result["log"], encoding="utf-8").read()
     assert f"/images/{TAGGED}-building" in head.engine.asked("DELETE")
     assert "debian:13" in result["notices"][0]
+    begun = json.loads((head.folder / "state/test/jobs/build/request.json").read_text())
+    last = head.run(mode="when_unavailable", unavailable=True, run_id=begun["run_id"])
+    assert last["notices"] == result["notices"] and last["changed"], "a build takes many slices, and the last one is what the user sees"
     assert result["image"]["id"] in Record(str(head.folder / "state")).read()["images"], "peers may have it"
     staged = head.folder / "state/test/staged.json"
     assert json.loads(staged.read_text())["image"] == result["image"]["id"], "it is there for this deployment's next start"
@@ -336,3 +339,13 @@ def test_all_that_lacks_is_named_at_once(head):
 def test_a_build_needs_room(head):
     assert "image.space" in head.run(mode="always", size=1 << 60)["msg"]
     assert not (head.folder / "argv").exists()
+
+
+def test_a_build_of_another_image_that_was_going_on_is_not_taken_for_the_wanted_one(head):
+    job = head.folder / "state/test/jobs/build"
+    job.mkdir(parents=True)
+    (job / "request.json").write_text(json.dumps({"run_id": "1", "reference": "registry.example/team/other:1"}))
+    (job / "result.json").write_text(json.dumps({"run_id": "1", "ok": True, "log": "x"}))
+    head.image(head.stamp, name=f"{TAGGED}-building")
+    result = head.run(mode="when_unavailable", unavailable=True, run_id="1")
+    assert result["image"]["present"] and f"--tag={TAGGED}-building" in head.argv()

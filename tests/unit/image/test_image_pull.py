@@ -376,6 +376,9 @@ def test_a_stale_stored_login_is_named_and_the_public_image_pulled_without_it(no
     assert result["image"]["present"] and "docker logout registry.example" in result["notices"][0]
     assert [request for request in node.engine.requests if request["path"] == "/images/create"][0]["headers"].get("X-Registry-Auth") is None
     assert "expired" not in json.dumps(result)
+    # A pull takes longer than one slice, and the last one is what the user sees.
+    begun = json.loads((node.folder / "state/test/jobs/pull/request.json").read_text())
+    assert node.run(login_file=str(config), run_id=begun["run_id"])["notices"] == result["notices"]
 
 
 def test_a_wrong_given_login_for_a_public_image_is_refused_with_the_reason(node):
