@@ -222,7 +222,10 @@ class ImageCheck:
         """Until the command ends or its time is over. The log is read in turns, because a silent command must end too."""
         deadline = time.monotonic() + self.params["timeout"]
         while time.monotonic() < deadline:
-            state = t.cast("dict[str, t.Any]", self.api.inspect_container(self.name))["State"]
+            container = self.api.inspect_container(self.name)
+            if container is None:
+                return "no result: its container was removed"
+            state = container["State"]
             if state["Status"] in ("exited", "dead"):
                 self.save(log)
                 return state["ExitCode"]

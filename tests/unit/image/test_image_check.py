@@ -112,6 +112,11 @@ def test_a_command_that_never_ends(node):
     assert node.engine.requests[-1]["method"] == "DELETE"
 
 
+def test_a_container_that_somebody_removes_is_a_failure_with_a_reason(node):
+    node.engine.routes[("GET", f"/containers/{NAME}/json")] = (404, {"message": "No such container"})
+    assert "no result: its container was removed" in node.run()["msg"]
+
+
 def test_no_image_is_a_prediction_in_check_mode_and_a_failure_else(node):
     assert node.run(image="none", check=True)["known_after"] == ["image"]
     assert "image.check" in node.run(image="none")["msg"]
