@@ -128,7 +128,7 @@ def test_an_index_that_the_new_engine_has_pulled_comes_to_the_old_one_in_another
 
 def test_a_store_that_has_unpacked_another_images_layers_says_that_it_cannot_give_them(inventories, index):
     """The stub came by a ship, so its layers have other blobs than the registry's, and the pull of the index fetches none of those."""
-    assert image(inventories, "to_new", image_reference=STUB).code == 0
+    assert image(inventories, "to_new", image_reference=STUB, image_pull_on="head").code == 0
     done = image(inventories, "to_old", image_reference=TWO_PLATFORMS, image_pull_on="head", image_ship_mode="stream")
     assert done.code != 0 and "[image.ship]" in done.text, done.text[-4000:]
     for word in ("names blobs that it has not", "pull it again", "dave@198.51.100.14"):
