@@ -40,6 +40,10 @@ class NotRunning(DockerError):
     state = "not_running"
 
 
+class TimedOut(NotRunning):
+    """The engine is there, and said nothing for as long as was waited."""
+
+
 class NoPermission(DockerError):
     """The socket is there, and this user may not use it."""
 
@@ -213,7 +217,7 @@ class DockerApi:
         if code == errno.ENOENT and not any(os.path.exists(program) for program in ENGINE_PROGRAMS):
             return NotInstalled(f"no Docker Engine: {self.socket_path} does not exist")
         if isinstance(exc, socket.timeout):
-            return NotRunning(f"the Docker Engine did not answer at {self.socket_path} within {self.timeout} s")
+            return TimedOut(f"the Docker Engine did not answer at {self.socket_path} within {self.timeout} s")
         return NotRunning(f"no Docker Engine answers at {self.socket_path}: {exc}")
 
 

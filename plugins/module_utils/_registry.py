@@ -18,11 +18,13 @@ import json
 import re
 import typing as t
 
-from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import ApiError, DockerApi, NotRunning, quote
+from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import ApiError, DockerApi, NotRunning, TimedOut, quote
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import Reference, normal_architecture, parse_reference
 from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, run_job, take_secret
 
 DOCKER_HUB_LOGIN = "https://index.docker.io/v1/"
+# Seconds without an event that end a pull. A containerd store is silent while it unpacks a layer, which may be one of 20 GB.
+SILENCE = 1800.0
 
 # The engine passes on the text of the registry or of the network, so the words are all there is. First match wins.
 _KINDS = (
@@ -115,11 +117,13 @@ def pull(api: DockerApi, reference: Reference, wanted: str, platform: str | None
     layers: dict[str, tuple[int, int]] = {}
     progress.begin("pull", 0, f"from {reference.registry}")
     try:
-        for event in api.stream_json("POST", "/images/create", query=query, headers=headers(login, reference)):
+        for event in api.stream_json("POST", "/images/create", query=query, headers=headers(login, reference), timeout=SILENCE):
             if "error" in event:
                 raise RegistryError(classify(event["error"]), event["error"])
             note_layer(layers, event)
             progress.done, progress.total = (sum(numbers) for numbers in zip(*layers.values())) if layers else (0, 0)
+    except TimedOut as exc:
+        raise RegistryError("unreachable", f"{reference.registry} sent nothing for {SILENCE:.0f} s") from exc
     except ApiError as exc:
         raise RegistryError("denied" if exc.status in (401, 403) else classify(exc.message), exc.message) from exc
 

@@ -266,7 +266,7 @@ class ImagePull(LongModule):
         if action == "use":
             return held
         if action == "lack":
-            raise RegistryError("policy", f"no image {self.wanted} on this node, and the policy is not to pull")
+            raise RegistryError("policy", f"no image {self.wanted} for {self.platform} on this node{self.near_miss()}, and the policy is not to pull")
         offer = self.ask()
         if held and offer.digest in held.digests:
             return held
@@ -295,6 +295,14 @@ class ImagePull(LongModule):
             if image.platform == self.platform and (not self.digest or self.digest in image.digests):
                 return image
         return None
+
+    def near_miss(self) -> str:
+        """What this node has under the wanted name instead."""
+        document = self.api.inspect_image(self.reference.tagged)
+        if document is None:
+            return ""
+        image = from_inspect(document, self.record.digests(document["Id"]))
+        return f" ({self.reference.tagged} is for {image.platform}, digest {', '.join(sorted(image.digests)) or 'not known'})"
 
     def ask(self) -> Offer:
         """A refused login proves nothing about a public image, so that one is asked for without login too."""

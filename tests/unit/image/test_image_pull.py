@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import stat
+import time
 
 import pytest
 import yaml
@@ -169,6 +170,14 @@ def test_a_pull_that_fails_in_its_stream_is_an_error(tmp_path):
     assert error.value.kind == "missing"
 
 
+def test_a_registry_that_falls_silent_does_not_hold_the_pull(tmp_path, monkeypatch):
+    monkeypatch.setattr(_registry, "SILENCE", 0.2)
+    with FakeDocker({("POST", "/images/create"): lambda request: time.sleep(1)}) as engine:
+        with pytest.raises(RegistryError, match="sent nothing for 0 s") as caught:
+            _registry.pull(DockerApi(engine.socket_path), parse_reference(TAGGED), "1", None, None, _unit.Progress(str(tmp_path / "p")))
+    assert caught.value.kind == "unreachable"
+
+
 def test_progress_of_layers():
     layers = {}
     for event in (
@@ -287,6 +296,9 @@ def test_an_image_of_another_platform_here_does_not_count(node):
     node.has(document(IMAGE, Architecture="amd64"))
     node.offers(offer(DIGEST, "linux/amd64"))
     assert "image.platform" in node.run()["msg"]
+    # Without asking a registry, too, it is told what is here.
+    told = node.run(policy="never")["msg"]
+    assert "image.policy" in told and "for linux/arm64" in told and f"{TAGGED} is for linux/amd64, digest {DIGEST}" in told
 
 
 @pytest.mark.parametrize("required", [True, False])
