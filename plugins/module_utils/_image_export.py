@@ -39,6 +39,8 @@ CHUNK = 1 << 20
 # Configs and manifests are small; what is larger in an archive is a layer.
 SMALL = 4 << 20
 TLS_HANDSHAKE = b"\x16"
+# How the directory of a push begins; a killed one leaves it.
+PUSHED = "push-"
 PLAIN_LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
@@ -366,11 +368,15 @@ def require_room(api: DockerApi, document: t.Mapping[str, t.Any]) -> None:
 
 
 class Exporter:
-    """Wanted layers of one image of an engine, each as (blob, file) to ``sink``; then its manifest and config."""
+    """Wanted layers of one image of an engine, each as (blob, file) to ``sink``; then its manifest and config.
 
-    def __init__(self, api: DockerApi, document: t.Mapping[str, t.Any], pieces: t.Callable[[t.Iterator[bytes]], t.BinaryIO]) -> None:
+    Layers that the engine compresses lie for a while in a directory of their own below ``spool``.
+    """
+
+    def __init__(self, api: DockerApi, document: t.Mapping[str, t.Any], pieces: t.Callable[[t.Iterator[bytes]], t.BinaryIO], spool: str) -> None:
         self.api = api
         self.document = document
+        self.spool = spool
         self.layers: list[str] = document["RootFS"]["Layers"]
         self._file_over = pieces
 
@@ -410,7 +416,9 @@ class Exporter:
         if not self.document.get("RepoTags"):
             raise TooMuch("an image without a name would be gone with the name that a push needs")
         platform = one_platform(self.api, self.document["Os"], self.document["Architecture"])
-        spool = tempfile.mkdtemp(prefix="sparkops-push-")
+        # Not in /tmp, which may be memory.
+        os.makedirs(self.spool, mode=0o700, exist_ok=True)
+        spool = tempfile.mkdtemp(prefix=PUSHED, dir=self.spool)
         blobs: dict[str, Blob] = {}
 
         def pass_on(digest: str, size: int, stream: t.BinaryIO) -> None:

@@ -30,7 +30,7 @@ import time
 import typing as t
 
 from _docker_api import DEFAULT_SOCKET, DockerApi, DockerError, NoPermission, Pieces
-from _image_export import CHUNK, Blob, Exporter, ExportError, api_version, require_room
+from _image_export import CHUNK, PUSHED, Blob, Exporter, ExportError, api_version, require_room
 
 RECORD = "images.json"
 IMAGE = re.compile(r"sha256:[0-9a-f]{64}")
@@ -86,10 +86,14 @@ def frame(out: t.BinaryIO, **head: t.Any) -> None:
     out.write(json.dumps(head, separators=(",", ":")).encode() + b"\n")
 
 
+def exporter(api: DockerApi, document: dict[str, t.Any]) -> Exporter:
+    return Exporter(api, document, Pieces, source()["staging"])
+
+
 def image_inspect(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
     document = allowed_image(api, image_id)
     recorded = read_record()["images"][document["Id"]].get("digests", [])
-    frame(out, inspect=document, recorded=recorded, sizes=Exporter(api, document, Pieces).sizes())
+    frame(out, inspect=document, recorded=recorded, sizes=exporter(api, document).sizes())
 
 
 def image_layers(api: DockerApi, out: t.BinaryIO, image_id: str, *words: str) -> None:
@@ -103,7 +107,7 @@ def image_layers(api: DockerApi, out: t.BinaryIO, image_id: str, *words: str) ->
         read_away(content, offset)
         copy(content, out, blob.size - offset)
 
-    image = Exporter(api, allowed_image(api, image_id), Pieces).export(held, send)
+    image = exporter(api, allowed_image(api, image_id)).export(held, send)
     frame(out, kind="image", manifest=image.manifest.decode(), size=len(image.config))
     out.write(image.config)
 
@@ -247,8 +251,12 @@ def locked(folder: str) -> t.Iterator[None]:
 def forget_old(folder: str, current: str) -> None:
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
-        if ARCHIVE.fullmatch(name) and name != current and time.time() - os.path.getmtime(path) > FORGOTTEN_SECONDS:
+        if name == current or time.time() - os.path.getmtime(path) < FORGOTTEN_SECONDS:
+            continue
+        if ARCHIVE.fullmatch(name):
             remove_archive(path)
+        elif name.startswith(PUSHED):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_archive(path: str) -> None:

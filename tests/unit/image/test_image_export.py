@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
+import tempfile
 
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _image_export as image_export
@@ -32,8 +34,16 @@ def small_is_smaller(monkeypatch):
 
 
 def exported(engine, image, wanted, how="export", **options):
+    """What comes out; nothing of it stays in the directory where it waited."""
     found = {}
-    exporter = Exporter(DockerApi(engine.socket_path, timeout=10), image.document(), Pieces)
+    with tempfile.TemporaryDirectory() as spool:
+        exporter = Exporter(DockerApi(engine.socket_path, timeout=10), image.document(), Pieces, os.path.join(spool, "made"))
+        outcome = getattr(exporter, how)(wanted, sink_into(found), **options)
+        assert [name for dummy, folders, files in os.walk(spool) for name in folders + files] in ([], ["made"])
+    return found, outcome
+
+
+def sink_into(found):
 
     def sink(blob, content):
         data = b""
@@ -42,7 +52,7 @@ def exported(engine, image, wanted, how="export", **options):
         assert sha256(data) == blob.digest
         found[blob.diff_id] = data
 
-    return found, getattr(exporter, how)(wanted, sink, **options)
+    return sink
 
 
 def test_names_of_layers_in_an_old_archive():

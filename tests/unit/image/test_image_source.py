@@ -140,7 +140,10 @@ def test_one_archive_for_several_receivers_and_none_forgotten(source, state, mon
     old = state / "ship" / ("0" * 64 + ".tar")
     old.parent.mkdir()
     old.write_bytes(b"old")
-    os.utime(old, (0, 0))
+    killed = state / "ship" / f"{source.PUSHED}1"
+    killed.mkdir()
+    for path in (old, killed):
+        os.utime(path, (0, 0))
 
     class Out:
         lines: list = []
@@ -153,7 +156,7 @@ def test_one_archive_for_several_receivers_and_none_forgotten(source, state, mon
     made = os.stat(state / "ship" / (IMAGE.id[7:] + ".tar")).st_mtime_ns
     source.image_archive(api, Out(), IMAGE.id)
     assert os.stat(state / "ship" / (IMAGE.id[7:] + ".tar")).st_mtime_ns == made and len(Out.lines) == 2 and Out.lines[0] == Out.lines[1]
-    assert not old.exists()
+    assert not old.exists() and not killed.exists()
     monkeypatch.setenv("SSH_CONNECTION", "198.51.100.13 4 198.51.100.11 22")
     source.image_archive(api, Out(), IMAGE.id)
     source.image_done(api, Out(), IMAGE.id)
