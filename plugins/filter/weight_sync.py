@@ -51,9 +51,10 @@ def sync_looks(hostvars: HostVars, plan: Plan, predicting: bool = False) -> dict
     """
     found = {}
     for name in plan["nodes"]:
-        info, node = (hostvars[name].get("__weight_sync_look") or {}).get("info"), hostvars[name]["spark_node"]
+        info = (hostvars[name].get("__weight_sync_look") or {}).get("info")
         if not info:
             continue
+        node = hostvars[name]["spark_node"]
         found[name] = {**info, "root": node["sudo"] != "none"}
         if predicting and node["sudo"] != "none":
             if plan["settings"]["bootstrap_state_dir"] and f"{info['weights_root']}/".startswith(f"{node['state_root']}/"):

@@ -157,3 +157,11 @@ def test_a_prediction_counts_on_what_bootstrap_would_mend(predicting, items, whe
     hostvars = {name: {"spark_node": facts(name), "__weight_sync_look": {"info": look(name, weights_root=where)}} for name in NODES}
     wishes = plan(bootstrap_state_dir=items, bootstrap_packages=items, weight_sync_method="rsync")
     assert weight_sync.sync_choice(hostvars, wishes, predicting)["method"] == method
+
+
+def test_the_method_is_chosen_for_the_workers_of_this_run():
+    """A limit may leave one out; nothing is known about it then."""
+    there = {"tools": {"rsync": True}, "writable": True}
+    hostvars = {name: {"spark_node": facts(name), "__weight_sync_look": {"info": look(name, **there)}} for name in NODES[:2]}
+    choice = weight_sync.sync_choice({**hostvars, "spark-3": {}}, plan(weight_sync_method="rsync"))
+    assert choice["method"] == "rsync" and "spark-2" in choice["lines"][0] and "spark-3" not in choice["lines"][0]
