@@ -244,14 +244,18 @@ def _rsync_stream(peer: Peer, rail: str, tree: str, files: t.Sequence[File], sin
 
 
 @contextlib.contextmanager
-def fabric_session(peer: Peer) -> t.Iterator[tuple[bytes, list[tuple[str, int]]]]:
+def fabric_session(peer: Peer, control: Streams) -> t.Iterator[tuple[bytes, list[tuple[str, int]]]]:
     """Let the peer listen on its rails for as long as this ssh session lives; the secret comes through ssh."""
     argv = [*peer.ssh(), shlex.join(["weights-send", *peer.rails, *(["--", *peer.clients] if peer.clients else [])])]
     # The program of a unit has no AnsibleModule to call.
     # pylint: disable-next=ansible-bad-function
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        # A peer that lets us in and then offers nothing would be waited for without end.
+        control.on_stop(process.kill)
         try:
             line = process.stdout.readline()  # type: ignore[union-attr]
+            if control.error:
+                raise control.error
             if not line:
                 process.stdin.close()  # type: ignore[union-attr]
                 raise peer.explain(process.stderr.read().decode("utf-8", "replace"), process.wait())  # type: ignore[union-attr]
@@ -266,7 +270,7 @@ def fabric_copy(peer: Peer, tree: str, files: t.Sequence[File], streams: int, si
     work: queue.SimpleQueue[File] = queue.SimpleQueue()
     for file in sorted(files, key=lambda file: -file.size):
         work.put(file)
-    with fabric_session(peer) as (secret, listeners):
+    with fabric_session(peer, control) as (secret, listeners):
         count = min(max(streams, len(listeners)), len(files))
         control.run(
             [lambda place=listeners[number % len(listeners)]: _fabric_stream(peer, place, secret, tree, work, sink, control) for number in range(count)]

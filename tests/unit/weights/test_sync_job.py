@@ -236,6 +236,12 @@ def test_a_stall_is_cut_off(group):
     assert result["ok"] and group.same()
 
 
+def test_a_peer_that_opens_no_fabric_connection_is_given_up(group):
+    group.fault.write_text("stall 0")
+    refusal = group.refused(transport="fabric", stall_seconds=1)
+    assert refusal["id"] == "sync.stalled" and not short_files(group)
+
+
 def short_files(group: Group) -> list[str]:
     """Files under their final names that are not whole."""
     sizes = {file.path: file.size for file in group.manifest.files}
