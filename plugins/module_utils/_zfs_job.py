@@ -116,7 +116,9 @@ class ReceiveJob(Transfer):
         snapshots = _zfs_plan.parse_snapshots(listed)
         # A first receive that was cut leaves a dataset with a token and without any snapshot.
         exists = bool(snapshots) or "receive_resume_token" not in found
-        return Replica(self.dataset, exists, snapshots, int(found.get("written", 0)), found.get("receive_resume_token", ""))
+        _code, tree, _err = self.local("list", "-Hp", "-r", "-t", "filesystem,volume", "-o", "name", self.dataset)
+        below = tuple(name for name in tree.splitlines() if name != self.dataset)
+        return Replica(self.dataset, exists, snapshots, int(found.get("written", 0)), found.get("receive_resume_token", ""), below)
 
     def token(self, replica: Replica) -> Token | None:
         if not replica.token:

@@ -31,13 +31,14 @@ class Source(t.NamedTuple):
 
 
 class Replica(t.NamedTuple):
-    """The worker's dataset. ``snapshots`` are all of it, whoever made them; ``written`` are bytes since the newest."""
+    """The worker's dataset. ``snapshots`` are all of it, whoever made them; ``written`` are bytes since the newest; ``below`` are datasets in it."""
 
     dataset: str
     exists: bool
     snapshots: tuple[Snapshot, ...] = ()
     written: int = 0
     token: str = ""
+    below: tuple[str, ...] = ()
 
 
 class Token(t.NamedTuple):
@@ -125,8 +126,9 @@ def plan_receive(source: Source, replica: Replica, token: Token | None = None) -
         return Receive("full", target, None, abort)
     base = common_base(source, replica)
     if base is None:
-        lost = tuple(f"snapshot {replica.dataset}@{snapshot.name}" for snapshot in replica.snapshots)
-        return Receive("full", target, None, abort, lost or (f"all content of {replica.dataset}",))
+        # It is destroyed as a whole: what was never in a snapshot goes too, and so does each dataset below.
+        lost = (f"all content of {replica.dataset}", *(f"snapshot {replica.dataset}@{snapshot.name}" for snapshot in replica.snapshots))
+        return Receive("full", target, None, abort, (*lost, *(f"dataset {name}" for name in replica.below)))
     # Snapshots are sorted by the replica's own order, in which the common one has another createtxg.
     names = [snapshot.guid for snapshot in replica.snapshots]
     newer = replica.snapshots[names.index(base.guid) + 1 :]

@@ -229,6 +229,8 @@ class Receiving(_zfs_job.ReceiveJob):
         state = self.copies[0]
         if state is None:
             return 1, "", "dataset does not exist"
+        if "-r" in argv:
+            return 0, "".join(f"{name}\n" for name in (COPY, *state["below"])), ""
         return (0, state["get"], "") if argv[0] == "get" else (0, state["list"], "")
 
     def pump(self, sender, receiver):
@@ -240,9 +242,9 @@ class Receiving(_zfs_job.ReceiveJob):
         self.copies.pop(0)
 
 
-def copy(*names, written=0, token="-"):
+def copy(*names, written=0, token="-", below=()):
     listed = "".join(f"{COPY}@{name}\t{guid}\t{number}\n" for number, (name, guid) in enumerate(names))
-    return {"get": f"type\tfilesystem\nwritten\t{written}\nreceive_resume_token\t{token}\n", "list": listed}
+    return {"get": f"type\tfilesystem\nwritten\t{written}\nreceive_resume_token\t{token}\n", "list": listed, "below": below}
 
 
 ONE_OF, BOTH = (("sparkops-1", "11"),), (("sparkops-1", "11"), ("sparkops-2", "22"))
@@ -305,6 +307,13 @@ def test_a_replica_that_differs_is_refused_with_what_would_be_lost(tmp_path, sta
         job.run()
     assert refused.value.refusals[0].id == "sync.zfs_diverged" and not job.streams
     assert any(word in str(refused.value) for word in ("4096 bytes", "@by-hand", "@sparkops-1"))
+
+
+def test_a_dataset_of_something_else_is_refused_with_the_datasets_in_it(tmp_path):
+    job = Receiving(tmp_path, TWO, [copy(("daily", "other"), below=(f"{COPY}/home",))])
+    with pytest.raises(_unit.Refused) as refused:
+        job.run()
+    assert f"all content of {COPY}; snapshot {COPY}@daily; dataset {COPY}/home" in str(refused.value) and job.ran[-1][0] != "destroy"
 
 
 def test_what_is_given_up_by_consent_is_said(tmp_path):

@@ -38,10 +38,10 @@ ONE, TWO, THREE = snap(10), snap(20), snap(30)
         # The base is the newest that both have, even where the worker has pruned more.
         (source(ONE, TWO, THREE), replica(TWO), "incremental", TWO, 0),
         # A name that was used again for other content is another snapshot.
-        (source(snap(10, "new"), TWO), replica(snap(10, "old")), "full", None, 1),
+        (source(snap(10, "new"), TWO), replica(snap(10, "old")), "full", None, 2),
         (source(ONE, TWO), replica(ONE, snap(15, "own", "by-hand")), "incremental", ONE, 1),
         (source(ONE, TWO), replica(ONE, written=4096), "incremental", ONE, 1),
-        (source(TWO), replica(ONE), "full", None, 1),
+        (source(TWO), replica(ONE), "full", None, 2),
         (source(ONE), replica(), "full", None, 1),
         # Snapshots of others are never what is sent, but may be the base.
         (source(snap(5, "", "daily"), ONE), replica(snap(5, "", "daily")), "incremental", snap(5, "", "daily"), 0),
@@ -57,6 +57,12 @@ def test_the_base_is_chosen_by_guid(head, worker, action, base, lost):
 def test_what_would_be_lost_is_named():
     step = _zfs_plan.plan_receive(source(ONE, TWO), replica(ONE, snap(15, "own", "by-hand"), written=4096))
     assert step.lost == ("snapshot pool/copy@by-hand", "4096 bytes written since pool/copy@by-hand")
+
+
+def test_a_dataset_that_goes_as_a_whole_is_named_with_all_that_is_in_it():
+    """By mistake it may be one that holds more than model files."""
+    step = _zfs_plan.plan_receive(source(ONE), replica(snap(9, "own", "daily"), below=("pool/copy/home", "pool/copy/disk")))
+    assert step.lost == ("all content of pool/copy", "snapshot pool/copy@daily", "dataset pool/copy/home", "dataset pool/copy/disk")
 
 
 TOKEN = "1-e0-deadbeef"
