@@ -32,6 +32,8 @@ ATTEMPTS = 3
 LINK_PAUSE = 10.0
 # Where the replica of the head's dataset is mounted, below the folder of the trees; each tree is a link into it.
 REPLICA = ".replica"
+# Where files are until their hash was right, below the same folder.
+STAGING = ".sparkops-incoming"
 # With a chain, the peer before this one gets the files at the same time. It is asked again while it moves.
 PEER_WAIT = 1.0
 PEER_PATIENCE = 20.0
@@ -57,7 +59,7 @@ class Copy:
         self.directory: str = item["directory"]
         self.manifest: Manifest = manifests.from_dict(item["manifest"])
         self.tree = os.path.join(job.root, self.directory)
-        self.staging = os.path.join(job.root, ".sparkops-incoming", self.directory)
+        self.staging = os.path.join(job.root, STAGING, self.directory)
         self.todo: list[File] = []
         self.bad: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -314,9 +316,9 @@ class SyncJob(Transfer):
 
     def follow(self, copy: Copy, peer: Peer) -> None:
         """Take from a peer what it has proven so far, as long as it gets more: the head's uplink is used once."""
-        tree = os.path.join(peer.root, copy.directory)
-        moved, wrong = time.monotonic(), set()
-        while any(file.path not in wrong for file in copy.todo) and time.monotonic() - moved < PEER_PATIENCE:
+        tree, incoming = (os.path.join(peer.root, *folders, copy.directory) for folders in ((), (STAGING,)))
+        moved, wrong, seen = time.monotonic(), set(), {}
+        while any(file.path not in wrong for file in copy.todo) and time.monotonic() - moved < self.patience(seen):
             there = _node_copy.complete_files(peer, tree)
             ready = [file for file in copy.todo if there.get(file.path) == file.size and file.path not in wrong]
             if ready:
@@ -326,7 +328,15 @@ class SyncJob(Transfer):
                     self.say(f"{peer.node}: {tree}/{path}: {text}; taken from the head instead")
                 wrong.update(copy.bad)
             else:
+                # A shard of 100 GB is under way there for minutes before it has its name.
+                staged = _node_copy.complete_files(peer, incoming)
+                if staged != seen:
+                    seen, moved = staged, time.monotonic()
                 time.sleep(PEER_WAIT)
+
+    def patience(self, staged: t.Mapping[str, int]) -> float:
+        """Seconds without a byte after which a peer is left. One that has something may be reading it again, for its hash."""
+        return max(PEER_PATIENCE, self.request["stall_seconds"]) if staged else PEER_PATIENCE
 
     def copy_from(self, copy: Copy, peer: Peer, files: t.Sequence[File]) -> None:
         """One attempt with all streams, ended when no byte arrives for too long."""

@@ -343,6 +343,45 @@ def test_a_damaged_file_of_the_worker_before_is_named_and_taken_from_the_head(gr
     assert notice.startswith("w1: ") and "sha256" in notice
 
 
+@pytest.mark.parametrize(("step", "taken"), [(100_000, {"w1"}), (0, {"w1", "head"})])
+def test_a_large_file_that_comes_slowly_is_waited_for_and_one_that_does_not_move_is_not(group, monkeypatch, step, taken):
+    """Else every worker of a chain takes the shards of a large model from the head."""
+    shutil.copytree(group.tree("head"), group.tree("w1"))
+    late, incoming = group.tree("w1") / SHARD, group.root / "w1/weights/.sparkops-incoming" / DIRECTORY
+    incoming.mkdir(parents=True)
+    late.rename(incoming / SHARD)
+    size, there = 400_000, (incoming / SHARD).stat().st_size
+    read = set()
+
+    def complete_files(_peer, folder):
+        nonlocal size
+        size = min(there, size + step)
+        if size == there and (incoming / SHARD).exists():
+            (incoming / SHARD).rename(late)
+        found = {path.name: path.stat().st_size for path in pathlib.Path(folder).iterdir()}
+        return {**found, SHARD: size} if folder == str(incoming) and SHARD in found else found
+
+    def transport(peer, source, files, _streams, sink, _control):
+        for file in files:
+            read.add(peer.node)
+            shutil.copy(os.path.join(source, file.path), sink.staged(file.path))
+            sink.arrived(file, file.sha256)
+
+    monkeypatch.setattr(_node_copy, "complete_files", complete_files)
+    monkeypatch.setattr(_node_copy, "rsync_copy", transport)
+    monkeypatch.setattr(_sync_job, "PEER_WAIT", 0.1)
+    monkeypatch.setattr(_sync_job, "PEER_PATIENCE", 0.3)
+    state = group.root / "w2/state"
+    state.mkdir(parents=True)
+    request = {
+        "artefacts": [{"name": "model", "directory": DIRECTORY, "manifest": group.manifest.as_dict()}], "weights_root": str(group.root / "w2/weights"),
+        "state_dir": str(state), "node": "w2", "sources": [group.source("w1"), group.source("head")], "key": "", "known_hosts": "", "method": "rsync",
+        "policy": "auto", "verify": False, "transport": "ssh", "streams": 1, "stall_seconds": 0.5, "space_margin": 0, "reserve": [],
+    }  # fmt: skip
+    assert _sync_job.SyncJob(request, _unit.Progress(str(state / "progress.json"))).run()["changed"]
+    assert read == taken and group.same("w2")
+
+
 @given(st.lists(st.integers(0, 10**11), max_size=40), st.integers(1, 8))
 def test_streams_are_balanced(sizes, streams):
     files = [File(str(number), size) for number, size in enumerate(sizes)]
