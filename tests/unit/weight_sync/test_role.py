@@ -49,13 +49,13 @@ def gives_up_pages(**more):
     return templar.template(trust_as_template(task["vars"]["memory_paths"])) if runs else None
 
 
-def running(policy, method, hosts=tuple(NODES)):
+def running(policy, method, hosts=tuple(NODES), **look):
     variables = {
         "spark_plan": {"ranks": 3, "nodes": NODES, "settings": {"weight_sync_policy": policy}},
         "spark_rank": 1,
         "ansible_play_hosts": list(hosts),
         "__weight_sync_choice": {"method": method},
-        "__weight_sync_look": {"info": {"message": "", "mounts": [{"path": "/w"}], "fstab": [], "exported": True}},
+        "__weight_sync_look": {"info": {"message": "", "artefacts": [{"tree": "/w/t"}], "mounts": [], "fstab": [], "exported": True, **look}},
     }
     templar = Templar(DataLoader(), variables=variables)
     return {name for name, when in parts() if name and all(templar.evaluate_conditional(trust_as_template(str(one))) for one in when)}
@@ -66,6 +66,12 @@ def test_verify_only_proves_and_changes_nothing_whatever_the_method(method, own)
     assert running("auto", method) & CHANGING == own
     for_proof = running("verify_only", method)
     assert not for_proof & CHANGING and "worker.yml" in for_proof
+
+
+@pytest.mark.parametrize(("path", "ours"), [("/w/t", True), ("/w", False), ("/", False), ("/w/u", False)])
+def test_only_a_mount_of_ours_is_taken_away(path, ours):
+    """A home on a share is somebody else's, and its account may have no root."""
+    assert ("retire.yml" in running("auto", "rsync", mounts=[{"path": path}], exported=False)) == ours
 
 
 def test_a_run_without_a_worker_destroys_no_snapshot():
