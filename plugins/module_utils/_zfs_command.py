@@ -22,7 +22,8 @@ class Zfs:
     def __init__(self, module: AnsibleModule) -> None:
         self.module, self.params = module, module.params
         self.node, self.name = module.params["node"], module.params["dataset"]
-        self.zfs = module.get_bin_path("zfs", required=True, opt_dirs=["/usr/sbin", "/sbin"])
+        # In check mode the package may be one that a real run installs.
+        self.zfs = module.get_bin_path("zfs", required=not module.check_mode, opt_dirs=["/usr/sbin", "/sbin"])
 
     def fail(self, *refusals: Refusal) -> t.NoReturn:
         fail(self.module, refusals)
@@ -31,7 +32,7 @@ class Zfs:
         self.fail(Refusal(f"sync.{name}", self.node, thing, found, wanted, next_step))
 
     def ask(self, *argv: str) -> tuple[int, str, str]:
-        return self.module.run_command([self.zfs, *argv])
+        return self.module.run_command([self.zfs, *argv]) if self.zfs else (1, "", "zfs is not installed")
 
     def run(self, *argv: str) -> str:
         rc, out, err = self.ask(*argv)

@@ -116,6 +116,7 @@ refusals:
   elements: dict
 """
 
+import shutil
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
@@ -132,7 +133,10 @@ class Replication(_unit.LongModule):
     program = _zfs_job
 
     def has_target(self) -> bool:
-        argv = [_zfs_job.zfs_program(), "list", "-Hp", "-d", "1", "-t", "snapshot", "-o", "name,guid,createtxg", self.params["dataset"]]
+        program = _zfs_job.zfs_program()
+        if self.module.check_mode and not shutil.which(program):
+            return False  # a real run installs it
+        argv = [program, "list", "-Hp", "-d", "1", "-t", "snapshot", "-o", "name,guid,createtxg", self.params["dataset"]]
         rc, out, _err = self.module.run_command(argv)
         snapshots = _zfs_plan.parse_snapshots(out) if rc == 0 else ()
         return bool(snapshots) and snapshots[-1].guid == self.params["target"]

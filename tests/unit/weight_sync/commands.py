@@ -31,10 +31,16 @@ class Commands:
         return code, texts[0] if texts else "", texts[1] if len(texts) > 1 else ""
 
 
-def call(monkeypatch, capsys, program, commands: Commands, check: bool = False, **arguments: t.Any) -> dict[str, t.Any]:
-    """Run a module's main with real arguments; only the programs are from the table."""
+def call(monkeypatch, capsys, program, commands: Commands, check: bool = False, absent: t.Container[str] = (), **arguments: t.Any) -> dict[str, t.Any]:
+    """Run a module's main with real arguments; only the programs are from the table. ``absent`` are those that are not installed."""
+
+    def find(module, name, required=False, opt_dirs=None):
+        if name not in absent:
+            return f"/usr/sbin/{name}"
+        return module.fail_json(msg=f"{name} is not installed") if required else None
+
     monkeypatch.setattr(AnsibleModule, "run_command", lambda _self, argv, **more: commands.run(argv, **more))
-    monkeypatch.setattr(AnsibleModule, "get_bin_path", lambda _self, name, required=False, opt_dirs=None: f"/usr/sbin/{name}")
+    monkeypatch.setattr(AnsibleModule, "get_bin_path", find)
     with patch_module_args({**arguments, "_ansible_check_mode": check, "_ansible_diff": True}), pytest.raises(SystemExit):
         program.main()
     result = json.loads(capsys.readouterr().out)

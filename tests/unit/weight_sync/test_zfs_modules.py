@@ -14,7 +14,7 @@ import sys
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _mounts, _unit, _zfs_job
 from ansible_collections.sparkops.inference.plugins.module_utils._node_copy import CopyError
-from ansible_collections.sparkops.inference.plugins.modules import zfs_pool, zfs_replica, zfs_snapshot
+from ansible_collections.sparkops.inference.plugins.modules import zfs_pool, zfs_receive, zfs_replica, zfs_snapshot
 from commands import Commands, call, ids
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -127,6 +127,18 @@ def test_an_empty_folder_is_no_replica(monkeypatch, capsys):
     """zfs may say "mounted" of another place; only the kernel's table counts."""
     rows = [(GET, 0, RIGHT), (f"zfs mount {COPY}", 0), (f"zfs unmount {COPY}", 0), (f"zfs mount {COPY}", 0)]
     assert ids(replica(monkeypatch, capsys, rows, mounted=False)) == ["sync.zfs_mount"]
+
+
+def test_a_prediction_needs_no_program_that_a_real_run_installs(monkeypatch, capsys, tmp_path):
+    where = {"dataset": COPY, "node": "spark-2", "absent": {"zfs"}, "check": True}
+    assert call(monkeypatch, capsys, zfs_replica, Commands(), mountpoint=PLACE, **where)["changed"]
+    monkeypatch.setattr(_zfs_job, "zfs_program", lambda: "zfs-that-is-not-installed")
+    job = {"source": {}, "target": "1", "key": "/k", "known_hosts": "/h", "state_dir": str(tmp_path), "state_root": str(tmp_path), "deployment": "sparks"}
+    assert call(monkeypatch, capsys, zfs_receive, Commands(), **job, **where)["changed"]
+
+
+def test_a_replica_without_the_program_is_an_error(monkeypatch, capsys):
+    assert call(monkeypatch, capsys, zfs_replica, Commands(), absent={"zfs"}, dataset=COPY, mountpoint=PLACE, node="spark-2")["failed"]
 
 
 # --- the pool --------------------------------------------------------------------------------------------------
