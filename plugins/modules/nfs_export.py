@@ -13,6 +13,7 @@ author:
   - The sparkops.inference authors (@sparkops)
 description:
   - Keeps one file of its own in C(/etc/exports.d), with one line for each folder and client. Exports of others are never touched.
+  - A folder that was given away before stays so for as long as it is there, because a rank may still read it.
   - A server that is started here gets a lease of 30 seconds, so that readers go on soon after an outage. One that runs is left as it is.
   - Uses the kernel's own server. Another server on the port, or one inside a container, is refused by name.
   - Needs root.
@@ -34,7 +35,7 @@ options:
     type: str
     required: true
   trees:
-    description: Folders to give away, and nothing else.
+    description: Folders to give away. Nothing else is, but for those of before that are still there.
     type: list
     elements: path
     default: []
@@ -147,8 +148,11 @@ class Server:
         self.path = os.path.join(module.params["exports_dir"], f"sparkops-{module.params['deployment']}.exports")
         self.before = read_text(self.path)
         self.own = _nfs_plan.parse_exports(self.before)
+        trees = module.params["trees"]
+        # The model of before: a rank may read it until the new one is started, and a worker that still mounts it would have a stale handle.
+        kept = sorted({export.path for export in self.own} - set(trees))
         self.wanted = (
-            _nfs_plan.wanted_exports(module.params["trees"], module.params["clients"]) if module.params["state"] == "present" else []
+            _nfs_plan.wanted_exports([*trees, *filter(os.path.isdir, kept)], module.params["clients"]) if module.params["state"] == "present" else []
         )
         self.text = _nfs_plan.exports_text(self.wanted) if self.wanted else ""
         self.running = False

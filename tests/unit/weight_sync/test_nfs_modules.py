@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _mounts, _nfs_plan
@@ -113,6 +114,26 @@ def test_a_client_that_left_loses_only_its_own_line(head, monkeypatch, capsys):
         clients=["198.51.100.13"],
     )  # fmt: skip
     assert result["changed"] and [item["client"] for item in result["exports"]] == ["198.51.100.13"]
+
+
+def test_the_model_of_before_stays_exported_until_it_is_removed(head, monkeypatch, capsys):
+    """A rank reads it until the new one is started; without its line the worker's mount is stale, and every play refuses it."""
+    export(head, monkeypatch, capsys, *first(head))
+    new = head / "weights/acme--tiny/d"
+    new.mkdir()
+    line = f"{new}\n\t\t{WORKER}(ro,wdelay,root_squash,sync,no_subtree_check,sec=sys,fsid={_nfs_plan.fsid(str(new))})\n"
+    start = ("systemctl enable --now nfs-server.service", 0)
+    both = export(
+        head, monkeypatch, capsys, (SHOW, 0, table(head)), ACTIVE, ENABLED, start, ("exportfs -a", 0), (SHOW, 0, table(head) + line),
+        trees=[str(new)],
+    )  # fmt: skip
+    assert [item["path"] for item in both["exports"]] == [tree_of(head), str(new)]
+    shutil.rmtree(tree_of(head))
+    one = export(
+        head, monkeypatch, capsys, (SHOW, 0, table(head) + line), ACTIVE, ENABLED, start, (SHOW, 0, table(head) + line),
+        (f"exportfs -u {WORKER}:{tree_of(head)}", 0), ("exportfs -a", 0), (SHOW, 0, line), trees=[str(new)],
+    )  # fmt: skip
+    assert one["changed"] and [item["path"] for item in one["exports"]] == [str(new)] and tree_of(head) not in own_file(head).read_text()
 
 
 def test_a_line_of_somebody_else_for_the_same_folder_is_refused(head, monkeypatch, capsys):
