@@ -54,7 +54,7 @@ options:
     choices: [mounted, unmounted]
     default: mounted
   recover:
-    description: Whether a mount with a stale or broken handle is given up and made anew.
+    description: Whether a mount with a stale or broken handle is given up and made anew. A stale one of a tree that is not in O(directories) only goes.
     type: bool
     default: false
   user:
@@ -169,7 +169,13 @@ class Client:
             else:
                 state = states.get(wanted.path, "")
                 result.append((wanted, mount, _nfs_plan.plan_mount(wanted, mount, state, users, others, self.module.params["recover"])))
-        return result
+        return [*result, *(self.superseded(others) if self.module.params["recover"] else [])]
+
+    def superseded(self, others: t.Sequence[Mount]) -> list[tuple[Wanted, Mount, Step]]:
+        """Mounts of earlier trees that the head has removed since. They never come back, and every play would refuse them."""
+        theirs = [mount for mount in others if mount.server == self.server and mount.path.startswith(self.module.params["root"].rstrip("/") + "/")]
+        stale = [mount for mount, look in self.look_at(theirs) if look.state == "stale"]
+        return [(Wanted(mount.path, self.server, ""), mount, self.retire(mount, _mounts.users(mount), "the head has removed it")) for mount in stale]
 
     def look_at(self, mounts: t.Sequence[Mount]) -> list[tuple[Mount, _limited.Look]]:
         """State of each mount. One of our server, whose port has just answered, is given the time to come back by itself."""
@@ -183,12 +189,12 @@ class Client:
         return list(looks.items())
 
     @staticmethod
-    def retire(mount: Mount | None, users: t.Sequence[_mounts.User]) -> Step:
+    def retire(mount: Mount | None, users: t.Sequence[_mounts.User], why: str = "another method is set") -> Step:
         if mount is None or mount.type not in _mounts.NETWORK_TYPES:
             return Step("keep", "")
         if users:
             return Step("refuse_used", f"to be unmounted; used by {', '.join(user.name for user in users)}")
-        return Step("unmount", "another method is set")
+        return Step("unmount", why)
 
     def plan_refusals(self, plans: t.Sequence[tuple[Wanted, Mount | None, Step]]) -> list[Refusal]:
         found = []

@@ -285,6 +285,22 @@ def test_a_stale_handle_is_mended_by_recovery_only(node, monkeypatch, capsys):
     assert node.call(monkeypatch, capsys, node.unmounting("--lazy", "--force"), node.mounting(), recover=True)["changed"]
 
 
+def test_the_stale_mount_of_a_removed_tree_goes_with_the_recovery_unless_somebody_reads_there(node, monkeypatch, capsys):
+    old = node.mount()._replace(path=str(node.root / "acme--tiny/b"))
+    elsewhere = old._replace(path="/srv/other")
+    looks = {node.path: "live", old.path: "stale"}
+    monkeypatch.setattr(_limited, "look_at", lambda mounts, _seconds: [_limited.Look(looks[mount.path], "") for mount in mounts])
+    node.mounts = [node.mount(), old, elsewhere]
+    assert not node.call(monkeypatch, capsys)["changed"]
+    monkeypatch.setattr(_mounts, "users", lambda mount: [_mounts.User(7, "python3", "0123456789ab")] if mount == old else [])
+    assert ids(node.call(monkeypatch, capsys, recover=True)) == ["sync.nfs_used"]
+    monkeypatch.setattr(_mounts, "users", lambda _mount: [])
+    monkeypatch.setattr(nfs_mount.Client, "prove", lambda _self: [])
+    unmounting = (["timeout", "--kill-after=5", "40", "umount", "--lazy", "--force", old.path], 0)
+    result = node.call(monkeypatch, capsys, unmounting, recover=True)
+    assert [(step["path"], step["action"]) for step in result["steps"]] == [(node.path, "keep"), (old.path, "unmount")]
+
+
 def test_a_dead_server_is_said_before_any_mount_is_touched(node, monkeypatch, capsys):
     node.mounts, node.unreachable = [node.mount()], "timed out"
     monkeypatch.setattr(_limited, "look_at", lambda *_more: pytest.fail("a look at a dead mount costs its whole time"))
