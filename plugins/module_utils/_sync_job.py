@@ -316,8 +316,9 @@ class SyncJob(Transfer):
 
     def follow(self, copy: Copy, peer: Peer) -> None:
         """Take from a peer what it has proven so far, as long as it gets more: the head's uplink is used once."""
-        tree, incoming = (os.path.join(peer.root, *folders, copy.directory) for folders in ((), (STAGING,)))
-        moved, wrong, seen = time.monotonic(), set(), {}
+        tree, incoming = os.path.join(peer.root, copy.directory), os.path.join(peer.root, STAGING, copy.directory)
+        moved, wrong = time.monotonic(), set()
+        seen: dict[str, int] = {}
         while any(file.path not in wrong for file in copy.todo) and time.monotonic() - moved < self.patience(seen):
             there = _node_copy.complete_files(peer, tree)
             ready = [file for file in copy.todo if there.get(file.path) == file.size and file.path not in wrong]

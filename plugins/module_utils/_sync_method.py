@@ -185,6 +185,7 @@ def zfs_lacks(head: Node, workers: t.Sequence[Node], wishes: Wishes) -> list[Lac
         wanted = "a dataset: move the files into it, or begin with an empty weights_root"
         found.append(Lack(head["node"], head["weights_root"], f"files on a {head['filesystem']} filesystem", wanted))
     for worker in workers:
-        if worker["zfs"].get("pool"):
+        # A cut receive has taken its room already, and its tree shows nothing of it: the receive asks for what is still to come.
+        if worker["zfs"].get("pool") and not worker["zfs"].get("receive_resume_token"):
             found += _copy_lacks(head, worker, worker["zfs"].get("available") or 0, f"pool of {worker['zfs'].get('dataset')}", wishes.margin)
     return found

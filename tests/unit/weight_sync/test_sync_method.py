@@ -154,6 +154,13 @@ def test_datasets_on_both_nodes_make_a_replica_possible():
     assert "move the files into it" in choose(worker, "zfs", head=plain).refusals[0].wanted
 
 
+def test_a_cut_receive_is_not_asked_for_its_room_twice():
+    half = {"dataset": "tank/w", "pool": True, "exists": True, "available": 70 * MB}
+    head = {**HEAD, "filesystem": "zfs", "zfs": {**half, "mountpoint": ROOT}}
+    assert choose(node("spark-2", zfs=half), "zfs", head=head).method == ""
+    assert choose(node("spark-2", zfs={**half, "receive_resume_token": "1-ab-cd"}), "zfs", head=head).method == "zfs"
+
+
 def test_a_pool_that_may_be_made_is_no_lack():
     worker = node("spark-2", zfs={"dataset": "tank/w", "device": "/dev/vdb", "pool": False})
     head = {**HEAD, "filesystem": "zfs", "zfs": {"dataset": "tank/w", "pool": True, "exists": True, "mountpoint": ROOT}}
