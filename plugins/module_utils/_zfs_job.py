@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -19,10 +20,10 @@ import threading
 import time
 import typing as t
 
-from ansible_collections.sparkops.inference.plugins.module_utils import _unit, _zfs_plan
+from ansible_collections.sparkops.inference.plugins.module_utils import _unit, _zfs_command, _zfs_plan
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import gib
 from ansible_collections.sparkops.inference.plugins.module_utils._node_copy import CopyError, Peer
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Transfer
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused, Transfer
 from ansible_collections.sparkops.inference.plugins.module_utils._zfs_plan import Receive, Replica, Source, Token
 
 ATTEMPTS = 3
@@ -85,10 +86,11 @@ class ReceiveJob(Transfer):
     # Looking
 
     def local(self, *argv: str) -> tuple[int, str, str]:
-        # The program of a unit has no AnsibleModule to call.
-        # pylint: disable-next=ansible-bad-function
-        done = subprocess.run([self.zfs, *argv], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-        return done.returncode, done.stdout, done.stderr.strip()
+        try:
+            code, out, err = _zfs_command.answer([self.zfs, *argv])
+        except _zfs_command.Silent as exc:
+            raise Refused(exc.refusal(self.node)) from None
+        return code, out, err.strip()
 
     def remote(self, *words: str) -> str:
         """One question to the head's gate."""
@@ -245,42 +247,62 @@ class ReceiveJob(Transfer):
 
     def pump(self, sender: t.Sequence[str], receiver: t.Sequence[str]) -> None:
         none, pipe = subprocess.DEVNULL, subprocess.PIPE
-        with contextlib.ExitStack() as stack:
-            # pylint: disable-next=ansible-bad-function
-            source = stack.enter_context(subprocess.Popen(sender, stdin=none, stdout=pipe, stderr=pipe, start_new_session=True))
-            # pylint: disable-next=ansible-bad-function
-            sink = stack.enter_context(subprocess.Popen(receiver, stdin=pipe, stdout=none, stderr=pipe))
-            words: dict[str, bytes] = {}
-            readers = [
-                threading.Thread(target=lambda name=name, process=process: words.update({name: process.stderr.read()}), daemon=True)
-                for name, process in (("source", source), ("sink", sink))
-            ]
+        # Not as contexts, which would wait for the end of a receiver that a suspended pool holds.
+        # pylint: disable-next=ansible-bad-function,consider-using-with
+        sink = subprocess.Popen(receiver, stdin=pipe, stdout=none, stderr=pipe, start_new_session=True)
+        # pylint: disable-next=ansible-bad-function,consider-using-with
+        source = subprocess.Popen(sender, stdin=none, stdout=pipe, stderr=pipe, start_new_session=True)
+        words: dict[str, bytes] = {}
+        readers = [
+            threading.Thread(target=lambda name=name, process=process: words.update({name: process.stderr.read()}), daemon=True)
+            for name, process in (("source", source), ("sink", sink))
+        ]
+        for reader in readers:
+            reader.start()
+        whole = False
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                self.move(source.stdout.fileno(), sink.stdin.fileno())
+                whole = True
+        finally:
+            if not whole:
+                kill(source)
+            # At the end of its input a receiver keeps what it has, and ends.
+            sink.stdin.close()
+            received = self.end_of(sink)
+            sent = source.wait()
             for reader in readers:
-                reader.start()
-            stalled = threading.Event()
-            ended = threading.Event()
-            watcher = threading.Thread(target=self.watch, args=(source, ended, stalled), daemon=True)
-            watcher.start()
-            try:
-                with contextlib.suppress(BrokenPipeError):
-                    while block := source.stdout.read1(BLOCK):
-                        sink.stdin.write(block)
-                        self.progress.done += len(block)
-                        self.received += len(block)
-            finally:
-                with contextlib.suppress(BrokenPipeError):
-                    sink.stdin.close()
-                received = sink.wait()
-                ended.set()
-                kill(source) if received else None
-                sent = source.wait()
-                for thread in (*readers, watcher):
-                    thread.join(5)
-        self.judge(received, words.get("sink", b"").decode("utf-8", "replace"), sent, words.get("source", b"").decode("utf-8", "replace"), stalled.is_set())
+                reader.join(5)
+        self.judge(received, words.get("sink", b"").decode("utf-8", "replace"), sent, words.get("source", b"").decode("utf-8", "replace"))
 
-    def judge(self, received: int, sink_words: str, sent: int, source_words: str, stalled: bool) -> None:
-        if stalled:
-            raise CopyError("stalled", f"no byte arrived for {self.request['stall_seconds']} s")
+    def move(self, source: int, sink: int) -> None:
+        """The whole stream, from pipe to pipe."""
+        os.set_blocking(sink, False)
+        self.await_bytes([source], [])
+        while block := os.read(source, BLOCK):
+            left = memoryview(block)
+            while left:
+                self.await_bytes([], [sink])
+                left = left[os.write(sink, left) :]
+            self.progress.done += len(block)
+            self.received += len(block)
+            self.await_bytes([source], [])
+
+    def await_bytes(self, readable: t.Sequence[int], writable: t.Sequence[int]) -> None:
+        """Bytes are the only sign of life, at both ends."""
+        limit = self.request["stall_seconds"]
+        if not any(select.select(readable, writable, [], limit)):
+            raise CopyError("stalled", f"no byte {'arrived' if readable else 'was taken by zfs receive'} for {limit} s")
+
+    def end_of(self, sink: subprocess.Popen) -> int:
+        """It may take a while after the last byte, and for ever in a suspended pool, where no signal ends it."""
+        try:
+            return sink.wait(_zfs_command.SECONDS)
+        except subprocess.TimeoutExpired:
+            kill(sink)
+            raise Refused(_zfs_command.Silent(sink.args, _zfs_command.SECONDS).refusal(self.node)) from None
+
+    def judge(self, received: int, sink_words: str, sent: int, source_words: str) -> None:
         words = " ".join(sink_words.split())
         # With -s the receiver has the same words for a stream that is damaged and for one that ends early. It ended the sender in the first
         # case (a signal, below zero); in the second the sender has ended by itself, and a new one goes on.
@@ -293,17 +315,6 @@ class ReceiveJob(Transfer):
             raise self.peer.explain(source_words, sent)
         if received:
             raise ReceiveError("zfs_stream", words or f"zfs receive ended with {received}")
-
-    def watch(self, source: subprocess.Popen, ended: threading.Event, stalled: threading.Event) -> None:
-        """Bytes are the only sign of life; the receiver may take a while after the last one."""
-        last, moved = -1, time.monotonic()
-        while not ended.wait(0.2):
-            if self.progress.done != last:
-                last, moved = self.progress.done, time.monotonic()
-            elif source.poll() is None and time.monotonic() - moved > self.request["stall_seconds"]:
-                stalled.set()
-                kill(source)
-                return
 
 
 def kill(process: subprocess.Popen) -> None:

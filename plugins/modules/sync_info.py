@@ -84,7 +84,7 @@ import os
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _manifest, _mounts, _weights_state, _zfs_plan
+from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _manifest, _mounts, _weights_state, _zfs_command, _zfs_plan
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail, format_refusals
 
 SYSTEM_PATHS = ["/usr/sbin", "/sbin"]
@@ -150,7 +150,7 @@ def zfs_info(module: AnsibleModule, dataset: str | None, device: str | None) -> 
     zfs, zpool = (module.get_bin_path(name, opt_dirs=SYSTEM_PATHS) for name in ("zfs", "zpool"))
     if not dataset or not zfs or not zpool:
         return result
-    rc, out, _err = module.run_command([zfs, "get", "-Hp", "-o", "property,value", ZFS_PROPERTIES, dataset])
+    rc, out, _err = _zfs_command.ask(module, module.params["node"], [zfs, "get", "-Hp", "-o", "property,value", ZFS_PROPERTIES, dataset])
     if rc == 0:
         found = _zfs_plan.parse_properties(out)
         return {**result, **found, "exists": True, "pool": True, "available": int(found.get("available", 0))}
@@ -158,7 +158,7 @@ def zfs_info(module: AnsibleModule, dataset: str | None, device: str | None) -> 
     parent = dataset
     while "/" in parent:
         parent = parent.rpartition("/")[0]
-        rc, out, _err = module.run_command([zfs, "get", "-Hp", "-o", "property,value", "available", parent])
+        rc, out, _err = _zfs_command.ask(module, module.params["node"], [zfs, "get", "-Hp", "-o", "property,value", "available", parent])
         if rc == 0:
             return {**result, "pool": True, "available": int(_zfs_plan.parse_properties(out).get("available", 0))}
     return result

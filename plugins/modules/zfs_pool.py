@@ -65,6 +65,7 @@ import stat
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.sparkops.inference.plugins.module_utils import _zfs_command
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 SBIN = ["/usr/sbin", "/sbin"]
@@ -123,7 +124,7 @@ def main() -> None:
     if not module.check_mode and not os.path.exists("/dev/zfs"):
         module.run_command(["modprobe", "zfs"])
     zpool = module.get_bin_path("zpool", required=not module.check_mode, opt_dirs=SBIN)
-    if zpool and module.run_command([zpool, "list", "-H", "-o", "name", pool])[0] == 0:
+    if zpool and _zfs_command.ask(module, node, [zpool, "list", "-H", "-o", "name", pool])[0] == 0:
         module.exit_json(changed=False, found=[])
     found = on_disk(module, device) if device else ["no disk named"]
     if found:
@@ -134,7 +135,9 @@ def main() -> None:
         fail(module, [refusal])
     if not module.check_mode:
         # 4 KiB sectors whatever the disk says; the pool itself is mounted nowhere.
-        rc, out, err = module.run_command([zpool, "create", "-o", "ashift=12", "-O", "canmount=off", "-O", "mountpoint=none", pool, device])
+        rc, out, err = _zfs_command.ask(
+            module, node, [zpool, "create", "-o", "ashift=12", "-O", "canmount=off", "-O", "mountpoint=none", pool, device]
+        )
         if rc:
             refusal = Refusal("sync.zfs", node, f"zpool create {pool} {device}", (err or out).strip(), "success", "see the words of zpool")
             fail(module, [refusal])

@@ -120,7 +120,7 @@ import shutil
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import _unit, _zfs_job, _zfs_plan
+from ansible_collections.sparkops.inference.plugins.module_utils import _unit, _zfs_command, _zfs_job, _zfs_plan
 
 JOB_OPTIONS = ("dataset", "source", "key", "known_hosts", "discard", "stall_seconds", "space_margin", "state_dir", "node")
 
@@ -134,10 +134,10 @@ class Replication(_unit.LongModule):
 
     def has_target(self) -> bool:
         program = _zfs_job.zfs_program()
-        if self.module.check_mode and not shutil.which(program):
-            return False  # a real run installs it
+        if not shutil.which(program):
+            return False  # a real run installs it; the job says that it lacks
         argv = [program, "list", "-Hp", "-d", "1", "-t", "snapshot", "-o", "name,guid,createtxg", self.params["dataset"]]
-        rc, out, _err = self.module.run_command(argv)
+        rc, out, _err = _zfs_command.ask(self.module, self.params["node"], argv)
         snapshots = _zfs_plan.parse_snapshots(out) if rc == 0 else ()
         return bool(snapshots) and snapshots[-1].guid == self.params["target"]
 

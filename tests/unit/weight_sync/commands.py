@@ -12,6 +12,7 @@ import typing as t
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.sparkops.inference.plugins.module_utils import _zfs_command
 
 
 class Commands:
@@ -41,6 +42,7 @@ def call(monkeypatch, capsys, program, commands: Commands, check: bool = False, 
 
     monkeypatch.setattr(AnsibleModule, "run_command", lambda _self, argv, **more: commands.run(argv, **more))
     monkeypatch.setattr(AnsibleModule, "get_bin_path", find)
+    monkeypatch.setattr(_zfs_command, "answer", commands.run)
     with patch_module_args({**arguments, "_ansible_check_mode": check, "_ansible_diff": True}), pytest.raises(SystemExit):
         program.main()
     result = json.loads(capsys.readouterr().out)

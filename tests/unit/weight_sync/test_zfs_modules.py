@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import pathlib
+import subprocess
 import sys
 
 import pytest
-from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _mounts, _unit, _zfs_job
+from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _mounts, _unit, _zfs_command, _zfs_job
 from ansible_collections.sparkops.inference.plugins.module_utils._node_copy import CopyError
-from ansible_collections.sparkops.inference.plugins.modules import zfs_pool, zfs_receive, zfs_replica, zfs_snapshot
+from ansible_collections.sparkops.inference.plugins.modules import sync_info, zfs_pool, zfs_receive, zfs_replica, zfs_snapshot
 from commands import Commands, call, ids
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -359,7 +360,7 @@ def test_room_is_asked_of_the_pool_for_the_stream_that_comes(tmp_path):
 )  # fmt: skip
 def test_the_words_of_zfs_are_told_apart(tmp_path, words, id):
     with pytest.raises(_zfs_job.ReceiveError) as error:
-        Receiving(tmp_path, TWO, []).judge(1, words, 255, "", False)
+        Receiving(tmp_path, TWO, []).judge(1, words, 255, "")
     assert error.value.kind == id
 
 
@@ -373,10 +374,10 @@ PARTIAL = (
 def test_a_stream_whose_sender_ended_is_a_cut_line_and_a_damaged_one_is_not(tmp_path):
     job = Receiving(tmp_path, TWO, [])
     with pytest.raises(CopyError) as cut:
-        job.judge(1, PARTIAL, 255, "client_loop: send disconnect: Broken pipe", False)
+        job.judge(1, PARTIAL, 255, "client_loop: send disconnect: Broken pipe")
     assert cut.value.kind == "link" and "Broken pipe" in cut.value.text
     with pytest.raises(_zfs_job.ReceiveError) as damaged:
-        job.judge(1, PARTIAL, -9, "", False)
+        job.judge(1, PARTIAL, -9, "")
     assert damaged.value.kind == "zfs_stream"
 
 
@@ -396,6 +397,70 @@ def test_a_real_pipe_is_pumped_whole_and_its_ends_are_told_apart(tmp_path):
     with pytest.raises(CopyError) as stalled:
         _zfs_job.ReceiveJob.pump(job, [*shell, "echo x; sleep 600"], [*shell, "cat > /dev/null"])
     assert stalled.value.kind == "stalled"
+
+
+def test_a_receiver_that_takes_nothing_ends_the_attempt(tmp_path):
+    """One that ends with its input was only slow, and its token goes on."""
+    job = Receiving(tmp_path, TWO, [])
+    job.request["stall_seconds"] = 1
+    with pytest.raises(CopyError) as stalled:
+        _zfs_job.ReceiveJob.pump(job, ["sh", "-c", "yes"], ["sh", "-c", "sleep 2; cat > /dev/null"])
+    assert stalled.value.kind == "stalled" and "taken by zfs receive" in stalled.value.text
+
+
+@pytest.mark.parametrize("sender", ["yes", "head -c 1000 /dev/zero"])
+def test_a_receiver_that_no_signal_ends_holds_nobody(tmp_path, monkeypatch, sender):
+    job, left = Receiving(tmp_path, TWO, []), []
+    job.request["stall_seconds"] = 1
+    real = _zfs_job.kill
+    monkeypatch.setattr(_zfs_job, "kill", left.append)
+    monkeypatch.setattr(_zfs_command, "SECONDS", 1.0)
+    with pytest.raises(_unit.Refused) as refused:
+        _zfs_job.ReceiveJob.pump(job, ["sh", "-c", sender], ["sh", "-c", "exec sleep 600"])
+    for process in left:
+        real(process)
+    assert [item.id for item in refused.value.refusals] == ["sync.zfs_silent"] and "zpool clear" in str(refused.value) and left[-1].args[-1] == "exec sleep 600"
+
+
+# --- no answer -------------------------------------------------------------------------------------------------
+
+
+def test_a_command_that_gives_no_answer_is_left_to_itself(monkeypatch):
+    """Of a suspended pool it does not end when it is killed."""
+    left = []
+    real = subprocess.Popen.kill
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: left.append(process))
+    monkeypatch.setattr(_zfs_command, "SECONDS", 0.2)
+    with pytest.raises(_zfs_command.Silent, match="sleep 600: no answer in 0 s"):
+        _zfs_command.answer(["sleep", "600"])
+    assert len(left) == 1
+    real(left[0])
+    left[0].wait()
+    assert _zfs_command.answer(["sh", "-c", "echo out; echo err >&2; exit 3"]) == (3, "out\n", "err\n")
+
+
+def silence(argv):
+    raise _zfs_command.Silent(argv, 120)
+
+
+def test_no_answer_is_a_refusal_of_every_module_and_of_the_job(monkeypatch, capsys, tmp_path):
+    silent = Commands()
+    silent.run = silence
+    job = {"source": {}, "target": "1", "key": "/k", "known_hosts": "/h", "state_dir": str(tmp_path), "state_root": str(tmp_path), "deployment": "sparks"}
+    look = {"artefacts": [], "weights_root": str(tmp_path)}
+    monkeypatch.setattr(sync_info, "kernel", lambda _module: {})
+    monkeypatch.setattr(_zfs_job, "zfs_program", lambda: "/bin/true")
+    monkeypatch.setattr(_unit.LongModule, "earlier", lambda _self: None)
+    for program, arguments in (
+        (zfs_snapshot, {"dataset": COPY}), (zfs_replica, {"dataset": COPY, "mountpoint": PLACE}), (zfs_pool, {"pool": "tank"}),
+        (zfs_receive, {"dataset": COPY, **job}), (sync_info, {"dataset": COPY, **look}),
+    ):  # fmt: skip
+        result = call(monkeypatch, capsys, program, silent, True, node="spark-2", **arguments)
+        assert ids(result) == ["sync.zfs_silent"] and "spark-2: " in result["msg"] and "no answer in 120 s" in result["msg"], program
+    monkeypatch.setattr(_zfs_command, "answer", silence)
+    with pytest.raises(_unit.Refused) as refused:
+        _zfs_job.ReceiveJob.local(Receiving(tmp_path, TWO, []), "list")
+    assert refused.value.refusals[0].id == "sync.zfs_silent" and refused.value.refusals[0].node == "spark-2"
 
 
 # --- the gate --------------------------------------------------------------------------------------------------
