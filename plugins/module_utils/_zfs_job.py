@@ -23,12 +23,11 @@ import typing as t
 from ansible_collections.sparkops.inference.plugins.module_utils import _unit, _zfs_command, _zfs_plan
 from ansible_collections.sparkops.inference.plugins.module_utils._manifest import gib
 from ansible_collections.sparkops.inference.plugins.module_utils._node_copy import CopyError, Peer
+from ansible_collections.sparkops.inference.plugins.module_utils._sync_job import ATTEMPTS, LINK_PAUSE
 from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused, Transfer
 from ansible_collections.sparkops.inference.plugins.module_utils._zfs_plan import Receive, Replica, Source, Token
 
-ATTEMPTS = 3
 TRANSIENT = ("link", "stalled")
-PAUSE = 1.0
 # A resumed stream may be followed by one that brings what came since; more rounds than this mean that nothing settles.
 ROUNDS = 4
 ASK_SECONDS = 120
@@ -135,22 +134,28 @@ class ReceiveJob(Transfer):
     # Acting
 
     def run(self) -> dict[str, t.Any]:
-        began, changed, failures = time.monotonic(), False, 0
+        began, changed, rounds, failures = time.monotonic(), False, 0, 0
+        held = self.replica()
         try:
-            for _round in range(ROUNDS + ATTEMPTS):
+            while True:
                 try:
                     source, step = self.look()
                     if step.action == "none" and not step.abort:
                         break
+                    if rounds == ROUNDS:
+                        found = f"not in line after {ROUNDS} rounds"
+                        raise self.refuse("zfs_stream", f"dataset {self.dataset}", found, "the head's newest snapshot", "run again")
                     changed = True
                     self.act(step)
+                    rounds += 1
                 except CopyError as exc:
-                    failures += 1
+                    # Bytes that arrived are no progress until they are kept, which the token tells.
+                    before, held = held, self.replica()
+                    failures = failures + 1 if held == before else 1
                     if exc.kind not in TRANSIENT or failures >= ATTEMPTS:
                         raise
-                    time.sleep(PAUSE)
-            else:
-                raise self.refuse("zfs_stream", f"dataset {self.dataset}", f"not in line after {ROUNDS} rounds", "the head's newest snapshot", "run again")
+                    if exc.kind == "link":
+                        time.sleep(LINK_PAUSE)
         except CopyError as exc:
             raise self.refuse(
                 exc.kind,

@@ -210,16 +210,25 @@ def test_both_ends_are_read(tmp_path):
 # --- the receive -----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(name="pauses")
+def fixture_pauses(monkeypatch):
+    """Between attempts nothing waits."""
+    found = []
+    monkeypatch.setattr(_zfs_job.time, "sleep", found.append)
+    return found
+
+
 class Receiving(_zfs_job.ReceiveJob):
     """The job, with answers by a table. A stream changes what the replica says next."""
 
-    def __init__(self, tmp_path, head, copies, *, discard=False, sizes="size\t1000\n", free=10**9, faults=(), tokens=None):
+    def __init__(self, tmp_path, head, copies, *, discard=False, sizes="size\t1000\n", free=10**9, faults=(), tokens=None, moves=False):
         request = {
             "node": "spark-2", "dataset": COPY, "source": {"node": "spark-1", "address": "198.51.100.11", "user": "alice", "root": "/w"}, "key": "/k",
             "known_hosts": "/h", "discard": discard, "stall_seconds": 5, "space_margin": 10,
         }  # fmt: skip
         super().__init__(request, _unit.Progress(str(tmp_path / "progress.json")))
         self.head, self.copies, self.sizes, self.free, self.faults, self.tokens = head, list(copies), sizes, free, list(faults), tokens or {}
+        self.moves = moves  # whether what came before a fault is kept
         self.asked, self.ran, self.streams = [], [], []
 
     def remote(self, *words):
@@ -249,9 +258,9 @@ class Receiving(_zfs_job.ReceiveJob):
     def pump(self, sender, receiver):
         self.streams.append((sender[-1], receiver[1:]))
         if self.faults:
-            fault = self.faults.pop(0)
-            if fault:
-                raise fault
+            if self.moves:
+                self.copies.pop(0)
+            raise self.faults.pop(0)
         self.copies.pop(0)
 
 
@@ -298,15 +307,24 @@ def test_a_token_that_leads_nowhere_is_given_up_and_said(tmp_path):
     assert any("gave up a cut receive" in notice for notice in result["notices"])
 
 
-def test_a_cut_line_goes_on_with_the_token_in_the_same_run(tmp_path):
+def test_a_cut_line_goes_on_with_the_token_in_the_same_run(tmp_path, pauses):
     job = Receiving(
         tmp_path, TWO, [copy(*ONE_OF, token=TOKEN), copy(*BOTH)], tokens={TOKEN: CONTENTS}, faults=[CopyError("link", "cut"), CopyError("link", "cut")]
     )
     job.run()
-    assert len(job.streams) == 3
+    assert len(job.streams) == 3 and pauses == [10.0, 10.0]
 
 
-def test_a_line_that_stays_down_is_refused_with_its_words(tmp_path):
+def test_a_long_receive_outlives_more_drops_than_attempts_while_it_gets_on(tmp_path, pauses):
+    """As with rsync: only drops without progress are counted, and each time the cable gets its time."""
+    tokens = [f"1-ab-{number}" for number in range(_zfs_job.ATTEMPTS + _zfs_job.ROUNDS + 1)]
+    drops = [CopyError("link", "cut") for _token in tokens]
+    copies = [copy(*ONE_OF), *(copy(*ONE_OF, token=token) for token in tokens), copy(*BOTH)]
+    job = Receiving(tmp_path, TWO, copies, tokens=dict.fromkeys(tokens, CONTENTS), faults=drops, moves=True)
+    assert job.run()["changed"] and len(job.streams) == len(tokens) + 1 and pauses == [10.0] * len(tokens)
+
+
+def test_a_line_that_stays_down_is_refused_with_its_words(tmp_path, pauses):
     job = Receiving(tmp_path, TWO, [copy(*ONE_OF)], faults=[CopyError("link", "no route to host")] * 5)
     with pytest.raises(_unit.Refused) as refused:
         job.run()
