@@ -204,12 +204,17 @@ class ReceiveJob(Transfer):
                 "a replica that only ever received", NEXT_STEP["zfs_diverged"],
             )  # fmt: skip
         words = self.words(step)
-        size = _zfs_plan.parse_size(self.remote("zfs-size", *words)) or 0
-        self.check_space(size)
+        told = self.remote("zfs-size", *words)
+        size = _zfs_plan.parse_size(told)
+        if size is None:
+            thing = f"zfs send -nP on {self.peer.node} for {self.dataset}"
+            raise self.refuse("zfs", thing, " ".join(told.split()) or "no output", "the size of the stream", "run it on the head by hand")
+        # A full stream does not go over a dataset that has snapshots, with or without -F.
+        replaced = bool(step.lost) and step.action == "full"
+        self.check_space(size, replaced)
         if step.lost:
             self.say(f"giving up, as set: {'; '.join(step.lost)}")
-        if step.lost and step.action == "full":
-            # A full stream does not go over a dataset that has snapshots, with or without -F.
+        if replaced:
             code, _out, err = self.local("destroy", "-r", self.dataset)
             if code:
                 raise self.refuse("zfs_rights", f"dataset {self.dataset}", err, "the right to destroy it", NEXT_STEP["zfs_rights"])
@@ -224,14 +229,16 @@ class ReceiveJob(Transfer):
             return ["token", step.token]
         return ["snapshot", step.target.name, *([step.base.guid] if step.base else [])]
 
-    def check_space(self, size: int) -> None:
-        """Room in the pool, for what is still to come."""
-        place = self.dataset
+    def check_space(self, size: int, replaced: bool) -> None:
+        """Room in the pool, for what is still to come. A replica that goes first gives its own back, and its quota does not count."""
+        place = self.dataset.rpartition("/")[0] if replaced else self.dataset
         code, out = 1, ""
         while code and place:
             code, out, _err = self.local("get", "-Hp", "-o", "value", "available", place)
             place = place.rpartition("/")[0]
         free = int(out.strip() or 0)
+        if replaced:
+            free += int(self.local("get", "-Hp", "-o", "value", "used", self.dataset)[1].strip() or 0)
         if size + self.request["space_margin"] > free:
             raise self.refuse(
                 "zfs_space",

@@ -243,8 +243,8 @@ class Receiving(_zfs_job.ReceiveJob):
 
     def local(self, *argv):
         self.ran.append(argv)
-        if argv[0] == "get" and argv[-2] == "available":
-            return 0, f"{self.free}\n", ""
+        if argv[0] == "get" and argv[-2] in ("available", "used"):
+            return 0, f"{self.free[argv[-2:]]}\n" if isinstance(self.free, dict) else f"{self.free}\n", ""
         if argv[0] in ("receive", "destroy"):
             self.copies.pop(0)
             return 0, "", ""
@@ -366,6 +366,25 @@ def test_room_is_asked_of_the_pool_for_the_stream_that_comes(tmp_path):
         job.run()
     assert refused.value.refusals[0].id == "sync.zfs_space" and not job.streams
     assert ("zfs-size", "snapshot", "sparkops-2", "11") in job.asked
+
+
+def test_what_a_replica_that_goes_gives_back_counts_as_room(tmp_path):
+    """Its own quota goes with it, so the room is that of its parent."""
+    free = {("available", "pool"): 510, ("used", COPY): 500}
+    job = Receiving(tmp_path, TWO, [copy(("sparkops-1", "other")), None, copy(*BOTH)], discard=True, free=free)
+    assert job.run()["changed"]
+    short = Receiving(tmp_path, TWO, [copy(("sparkops-1", "other"))], discard=True, free={**free, ("used", COPY): 499})
+    with pytest.raises(_unit.Refused) as refused:
+        short.run()
+    assert refused.value.refusals[0].id == "sync.zfs_space" and ("destroy", "-r", COPY) not in short.ran
+
+
+@pytest.mark.parametrize("told", ["", "full\ttank/weights@sparkops-2\n"])
+def test_a_size_that_cannot_be_read_is_not_nothing(tmp_path, told):
+    job = Receiving(tmp_path, TWO, [copy(*ONE_OF)], sizes=told)
+    with pytest.raises(_unit.Refused) as refused:
+        job.run()
+    assert refused.value.refusals[0].id == "sync.zfs" and "zfs send -nP on spark-1" in str(refused.value) and not job.streams
 
 
 @pytest.mark.parametrize(
