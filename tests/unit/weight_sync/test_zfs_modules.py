@@ -13,12 +13,16 @@ import subprocess
 import sys
 
 import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _mounts, _unit, _zfs_command, _zfs_job
 from ansible_collections.sparkops.inference.plugins.module_utils._node_copy import CopyError
 from ansible_collections.sparkops.inference.plugins.modules import sync_info, zfs_pool, zfs_receive, zfs_replica, zfs_snapshot
 from commands import Commands, call, ids
 
 ROOT = pathlib.Path(__file__).parents[3]
+ROLE = ROOT / "roles/weight_sync"
 HEAD = "tank/weights"
 WATCHED = ["/w/acme--tiny/c", "/w/acme--tiny/c.manifest.json"]
 LIST = "zfs list -Hp -d 1 -t snapshot -o name,guid,createtxg"
@@ -498,6 +502,68 @@ def test_no_answer_is_a_refusal_of_every_module_and_of_the_job(monkeypatch, caps
     with pytest.raises(_unit.Refused) as refused:
         _zfs_job.ReceiveJob.local(Receiving(tmp_path, TWO, []), "list")
     assert refused.value.refusals[0].id == "sync.zfs_silent" and refused.value.refusals[0].node == "spark-2"
+
+
+# --- the account's rights --------------------------------------------------------------------------------------
+
+
+def granted(stdout=None, exists=True, discard=False):
+    """What a worker's tasks give to the account: dataset, rights, and scope."""
+    found = []
+    variables = {
+        "spark_rank": 1, "spark_node": {"user": {"name": "bob"}, "weights_root": "/w"}, "spark_plan": {"settings": {"weight_sync_zfs_discard": discard}},
+        "__weight_sync_look": {"info": {"zfs": {"exists": exists}}}, "__weight_sync_allowed": {"stdout": stdout or ""},
+        **yaml.safe_load((ROLE / "vars/main.yml").read_text()), "ansible_check_mode": False,
+    }  # fmt: skip
+    variables["__weight_sync_dataset"] = COPY
+    templar = Templar(DataLoader(), variables=variables)
+
+    def wanted(task):
+        when = task.get("when", [])
+        return all(templar.evaluate_conditional(trust_as_template(str(one))) for one in ([when] if isinstance(when, str) else when))
+
+    def value(text):
+        return templar.template(trust_as_template(text)) if isinstance(text, str) else text
+
+    def read(name):
+        for task in yaml.safe_load((ROLE / "tasks" / name).read_text()):
+            rights, argv = task.get("community.general.zfs_delegate_admin"), task.get("ansible.builtin.command", {}).get("argv", [])
+            if (rights or "-c" in argv or task.get("ansible.builtin.import_tasks") == "zfs_rights.yml") and wanted(task):
+                if rights:
+                    found.append((value(rights["name"]), value(rights["permissions"]), "local" if rights.get("local") else "below"))
+                elif argv:
+                    found.append((value(argv[-1]), value(argv[-2]).split(","), "made"))
+                else:
+                    read("zfs_rights.yml")
+
+    read("zfs_prepare.yml")
+    return found
+
+
+def test_the_account_can_destroy_nothing_but_the_replica():
+    few = ["create", "mount", "receive"]
+    assert granted(exists=False) == [("pool", few, "local"), ("pool", few, "made")]
+    assert granted() == [("pool", few, "local"), ("pool", few, "made"), (COPY, ["create", "destroy", "mount", "receive"], "below")]
+    assert granted(discard=True)[-1] == (COPY, ["create", "destroy", "mount", "receive", "rollback"], "below")
+
+
+LINE = "---- Permissions on pool ---------------------------------------------\n"
+USER = "Local permissions:\n\tuser bob create,mount,receive\n"
+
+
+@pytest.mark.parametrize(
+    ("stdout", "asked"),
+    [
+        (LINE + USER, True),
+        (LINE + "Create time permissions:\n\tcreate,mount\n" + USER, True),
+        (LINE + "Permission sets:\n\t@few create,mount,receive\n" + USER, True),
+        (LINE + "Create time permissions:\n\tcreate,destroy,mount,receive\n" + USER, False),
+        # Some releases have the wrong title.
+        (LINE + "Permission sets:\n\tcreate,mount,receive\n" + USER, False),
+    ],
+)
+def test_what_comes_with_a_new_dataset_is_given_once(stdout, asked):
+    assert any(scope == "made" for _name, _rights, scope in granted(stdout)) == asked
 
 
 # --- the gate --------------------------------------------------------------------------------------------------
