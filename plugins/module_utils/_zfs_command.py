@@ -37,7 +37,9 @@ class Silent(Exception):
 def answer(argv: t.Sequence[str]) -> tuple[int, str, str]:
     """Code, output and error of a command that asks a pool or changes what describes it; Silent when it does not end."""
     # pylint: disable-next=ansible-bad-function,consider-using-with
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="surrogateescape"
+    )  # fmt: skip
     try:
         out, err = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:

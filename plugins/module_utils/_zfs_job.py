@@ -308,11 +308,12 @@ class ReceiveJob(Transfer):
 
     def end_of(self, sink: subprocess.Popen) -> int:
         """It may take a while after the last byte, and for ever in a suspended pool, where no signal ends it."""
+        limit = max(_zfs_command.SECONDS, self.request["stall_seconds"])
         try:
-            return sink.wait(_zfs_command.SECONDS)
+            return sink.wait(limit)
         except subprocess.TimeoutExpired:
             kill(sink)
-            raise Refused(_zfs_command.Silent(sink.args, _zfs_command.SECONDS).refusal(self.node)) from None
+            raise Refused(_zfs_command.Silent(sink.args, limit).refusal(self.node)) from None
 
     def judge(self, received: int, sink_words: str, sent: int, source_words: str) -> None:
         words = " ".join(sink_words.split())
