@@ -296,6 +296,8 @@ def test_a_disk_that_is_not_empty_is_refused(imported):
 
 def test_a_replica_is_made_mounted_and_proven(imported):
     for name in ("weights", "sync"):
+        fine(play(name, "--check", variables=ZFS))
+        assert on(WORKER, "zfs list -H tank/weights 2>/dev/null || true") == ""
         fine(play(name, variables=ZFS))
     found = on(HEAD, "zfs get -Hp -o property,value recordsize,atime,compression,mountpoint tank/weights")
     assert dict(line.split("\t") for line in found.splitlines()) == {"recordsize": "1048576", "atime": "off", "compression": "lz4", "mountpoint": POOL_ROOT}
