@@ -75,6 +75,9 @@ def choose(head: Node, workers: t.Sequence[Node], wishes: Wishes) -> Choice:
     present = in_place(head, workers)
     if present in fitting:
         return Choice(present, (*lines, f"taken: {present}, because the workers see the files that way already"))
+    # To leave it is to take mounts away that somebody may want: a change that has to be set.
+    if present in ("nfs", "zfs"):
+        return Choice("", tuple(lines), tuple(_refusal("auto", lack, fitting, present) for lack in lacks[present]))
     if fitting:
         return Choice(fitting[0], (*lines, f"taken: {fitting[0]}: {WHY[fitting[0]]}"))
     return Choice("", tuple(lines), tuple(_refusal("auto", lack, fitting) for method in METHODS for lack in lacks[method]))
@@ -97,15 +100,22 @@ def _room(method: str, worker: Node) -> int:
     return worker["zfs"].get("available") or 0 if method == "zfs" else worker["free"]
 
 
-def _refusal(method: str, lack: Lack, fitting: t.Sequence[str]) -> Refusal:
-    would = f"set weight_sync_method to {fitting[0]} or auto: {', '.join(fitting)} would work" if fitting else "mend this; no other method would work"
+def _refusal(method: str, lack: Lack, fitting: t.Sequence[str], present: str = "") -> Refusal:
+    """``present``: what auto keeps because it is in use."""
+    other = f"{fitting[0]}, to give {present} up" if present and fitting else f"{fitting[0]} or auto" if fitting else ""
+    would = f"set weight_sync_method to {other}: {', '.join(fitting)} would work" if fitting else "mend this; no other method would work"
     return Refusal("sync.method", lack.node, f"weight_sync_method {method}, {lack.thing}", lack.found, lack.wanted, would)
 
 
 def in_place(head: Node, workers: t.Sequence[Node]) -> str:
-    """The method by which every worker sees the files now, empty when they don't."""
-    ways = {tree["way"] if tree["complete"] else "" for worker in workers for tree in worker["artefacts"]}
-    return ways.pop() if len(ways) == 1 else ""
+    """The method that is in use, empty when none is. A share or a replica is, also while its server is away and before it has a new revision."""
+    trees = [tree for worker in workers for tree in worker["artefacts"]]
+    if head["exported"] or any(tree["way"] == "nfs" for tree in trees):
+        return "nfs"
+    ways = {tree["way"] if tree["complete"] else "" for tree in trees}
+    if len(ways) == 1 and "" not in ways:
+        return ways.pop()
+    return "zfs" if any(worker["replica"] for worker in workers) else ""
 
 
 def missing_bytes(head: Node, worker: Node) -> int:

@@ -62,6 +62,7 @@ info:
     message: ""
     fstab: []
     exported: false
+    replica: false
     zfs: {dataset: null, device: null}
     artefacts:
       - name: model
@@ -96,8 +97,18 @@ def way_of(tree: str, mounts: t.Sequence[_mounts.Mount]) -> str:
     mount = _mounts.holding(mounts, tree)
     # First, because even a look at the mount point itself waits for the server.
     if mount and mount.type in _mounts.NETWORK_TYPES:
-        return "nfs"
+        # What lies in a share of the user's is a copy like any other.
+        return "nfs" if mount.path == tree else "rsync"
     return "zfs" if os.path.islink(tree) else "rsync"
+
+
+def has_replica(root: str, artefacts: t.Sequence[t.Mapping[str, t.Any]]) -> bool:
+    """Whether a revision of one of the repositories is a link into a replica. A link is known by its entry: a look at a mount may hang."""
+    for folder in {os.path.dirname(os.path.join(root, artefact["directory"])) for artefact in artefacts}:
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            if any(entry.is_symlink() for entry in entries):
+                return True
+    return False
 
 
 def files_of(tree: str) -> dict[str, int]:
@@ -200,6 +211,7 @@ def read(module: AnsibleModule) -> dict[str, t.Any]:
         ],
         "message": format_refusals(broken) if broken else "",
         "fstab": [path for path in fstab_places() if path in [artefact["tree"] for artefact in artefacts]],
+        "replica": not gone and has_replica(root, params["artefacts"]),
         "exported": bool(params["exports_file"]) and os.path.exists(params["exports_file"]),
         "zfs": zfs_info(module, params["dataset"], params["device"]),
         "artefacts": artefacts,

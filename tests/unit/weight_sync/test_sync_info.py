@@ -71,3 +71,17 @@ def test_a_tree_that_is_mounted_at_boot_only_is_told(look, monkeypatch):
     assert info["fstab"] == []
     monkeypatch.setattr(sync_info, "fstab_places", lambda: [tree, "/srv/of-the-user"])
     assert look.at(os.path.dirname(look.root), "live")["fstab"] == [tree]
+
+
+def test_what_lies_in_a_live_share_of_the_users_is_a_copy(look):
+    assert look.at(os.path.dirname(look.root), "live")["artefacts"][0]["way"] == "rsync"
+    assert look.at(f"{look.root}/{ARTEFACT['directory']}", "live")["artefacts"][0]["way"] == "nfs"
+
+
+def test_a_replica_is_in_use_when_another_revision_is_a_link_into_it(look):
+    place = os.path.dirname(look.root)
+    assert look.at(place, "live")["replica"] is False
+    os.makedirs(f"{look.root}/acme--tiny/own-copy")
+    assert look.at(place, "live")["replica"] is False
+    os.symlink("../.replica/acme--tiny/before", f"{look.root}/acme--tiny/before")
+    assert look.at(place, "live")["replica"] is True and look.at(place)["replica"] is False

@@ -25,7 +25,7 @@ def tree(**more):
 def node(name, **more):
     found = {
         "node": name, "root": True, "weights_root": ROOT, "user": 1000, "owner": 65534, "filesystem": "ext4", "free": 200 * MB, "writable": True,
-        "tools": TOOLS,
+        "tools": TOOLS, "exported": False, "replica": False,
         "modules": EVERYTHING, "mounts": [], "zfs": {"dataset": None, "device": None, "exists": False, "pool": False}, "artefacts": [tree()],
     }  # fmt: skip
     return {**found, **more}
@@ -87,7 +87,34 @@ def test_auto_shares_where_no_copy_has_room():
 def test_auto_keeps_what_is_there_already():
     worker = node("spark-2", artefacts=[tree(complete=True, way="nfs")])
     assert choose(worker).method == "nfs"
-    assert choose(node("spark-2", artefacts=[tree(complete=False, way="nfs")])).method == "rsync"
+
+
+SHARING = {**HEAD, "exported": True}
+REPLICATING = {"dataset": "tank/w", "pool": True, "exists": True, "mountpoint": ROOT, "available": 500 * MB}
+
+
+@pytest.mark.parametrize(
+    ("head", "worker", "method"),
+    [
+        # Its server is away; a new revision that nobody has mounted; one worker is new.
+        (HEAD, {"artefacts": [tree(way="nfs")]}, "nfs"),
+        (SHARING, {}, "nfs"),
+        ({**HEAD, "zfs": REPLICATING}, {"replica": True, "zfs": REPLICATING}, "zfs"),
+        # Back to a revision of which old copies are there, while another one is shared.
+        (SHARING, {"artefacts": [tree(complete=True)]}, "nfs"),
+        # All have copies of their own: the replica that is left is not in use.
+        ({**HEAD, "zfs": REPLICATING}, {"replica": True, "zfs": REPLICATING, "artefacts": [tree(complete=True)]}, "rsync"),
+    ],
+)
+def test_auto_stays_with_what_is_in_use(head, worker, method):
+    assert choose(node("spark-2", **worker), head=head).method == method
+
+
+def test_only_an_explicit_method_gives_up_what_is_in_use():
+    choice = choose(node("spark-2", modules={}), head=SHARING)
+    assert choice.method == "" and [refusal.id for refusal in choice.refusals] == ["sync.method"]
+    assert "rsync, to give nfs up" in choice.refusals[0].next_step
+    assert choose(node("spark-2", modules={}), "rsync", head=SHARING).method == "rsync"
 
 
 def test_a_mounted_tree_is_no_copy():
