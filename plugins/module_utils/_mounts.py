@@ -32,6 +32,11 @@ class Mount(t.NamedTuple):
         """The address that an NFS mount talks to, which its source may name otherwise."""
         return self.option("addr") or self.source.partition(":/")[0]
 
+    @property
+    def export(self) -> str:
+        """The folder of the server that an NFS mount shows."""
+        return "/" + self.source.partition(":/")[2]
+
     def option(self, name: str) -> str | None:
         """The value of an option, empty for a plain word, None when it is not set."""
         for option in self.options:
@@ -70,10 +75,19 @@ def read(proc_root: str = "/proc", process: str = "self") -> list[Mount]:
         return []
 
 
-def fstab_places(text: str) -> list[str]:
-    """Where the lines of /etc/fstab mount what comes over a network: they count at the next boot, whatever is mounted now."""
+def fstab_places(text: str, mark: str) -> list[str]:
+    """Where the lines of /etc/fstab with an option mount: they count at the next boot, whatever is mounted now."""
     rows = (line.split() for line in text.splitlines() if not line.lstrip().startswith("#"))
-    return [unescape(row[1]) for row in rows if len(row) > 2 and row[2] in NETWORK_TYPES]
+    return [unescape(row[1]) for row in rows if len(row) > 3 and mark in row[3].split(",")]
+
+
+def read_fstab(mark: str, root: str, path: str = "/etc/fstab") -> list[str]:
+    """The same of this node, at or below a folder."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as stream:
+            return [place for place in fstab_places(stream.read(), mark) if below(place, root)]
+    except OSError:
+        return []
 
 
 def below(path: str, root: str) -> bool:

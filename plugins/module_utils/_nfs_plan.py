@@ -224,12 +224,16 @@ def differences(mount: Mount, wanted: Wanted, others: t.Sequence[Mount] = ()) ->
     return found
 
 
+def named(users: t.Sequence[User]) -> str:
+    return ", ".join(f"container {user.container}" if user.container else f"{user.name} (pid {user.pid})" for user in users)
+
+
 def plan_mount(wanted: Wanted, mount: Mount | None, state: str, users: t.Sequence[User], others: t.Sequence[Mount] = (), recover: bool = False) -> Step:
     """A mount is never changed under somebody's hands, and a stale one only where that was asked for."""
     if mount is None:
         return Step("mount", "not mounted")
     different = differences(mount, wanted, others)
-    used = ", ".join(f"container {user.container}" if user.container else f"{user.name} (pid {user.pid})" for user in users)
+    used = named(users)
     if not different and state == "live":
         return Step("keep", "")
     why = "; ".join(different) or f"its handle is {state}"

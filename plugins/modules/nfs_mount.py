@@ -49,10 +49,16 @@ options:
     elements: str
     required: true
   state:
-    description: V(unmounted) takes NFS mounts of the trees away.
+    description: V(unmounted) takes NFS mounts of the trees away, and those of earlier trees that the collection has made. A live one that is not in O(shared)
+      belongs to another deployment, and stays.
     type: str
     choices: [mounted, unmounted]
     default: mounted
+  shared:
+    description: Folders that the head exports for this deployment. Only needed to unmount.
+    type: list
+    elements: path
+    default: []
   recover:
     description: Whether a mount with a stale or broken handle is given up and made anew. A stale one of a tree that is not in O(directories) only goes.
     type: bool
@@ -169,7 +175,20 @@ class Client:
             else:
                 state = states.get(wanted.path, "")
                 result.append((wanted, mount, _nfs_plan.plan_mount(wanted, mount, state, users, others, self.module.params["recover"])))
+        if self.module.params["state"] == "unmounted":
+            return [*result, *self.left(ours)]
         return [*result, *(self.superseded(others) if self.module.params["recover"] else [])]
+
+    def left(self, ours: t.Container[str]) -> list[tuple[Wanted, Mount | None, Step]]:
+        """Mounts and lines of earlier trees. Their exports go with the method, so a mount that stayed would be stale for ever."""
+        places = {place: self.current(place) for place in _mounts.read_fstab(_nfs_plan.BOOT_MARK, self.module.params["root"]) if place not in ours}
+        looks = self.look_at([mount for mount in places.values() if mount and mount.type in _mounts.NETWORK_TYPES])
+        live = {mount.path: mount.export for mount, look in looks if look.state == "live"}
+        return [
+            (Wanted(place, self.server, ""), mount, self.retire(mount, _mounts.users(mount) if mount else []))
+            for place, mount in places.items()
+            if place not in live or live[place] in self.module.params["shared"]
+        ]
 
     def superseded(self, others: t.Sequence[Mount]) -> list[tuple[Wanted, Mount, Step]]:
         """Mounts of earlier trees that the head has removed since. They never come back, and every play would refuse them."""
@@ -193,7 +212,7 @@ class Client:
         if mount is None or mount.type not in _mounts.NETWORK_TYPES:
             return Step("keep", "")
         if users:
-            return Step("refuse_used", f"to be unmounted; used by {', '.join(user.name for user in users)}")
+            return Step("refuse_used", f"to be unmounted; used by {_nfs_plan.named(users)}")
         return Step("unmount", why)
 
     def plan_refusals(self, plans: t.Sequence[tuple[Wanted, Mount | None, Step]]) -> list[Refusal]:
@@ -319,6 +338,7 @@ def main() -> None:
             "server_root": {"type": "path", "default": "/"},
             "directories": {"type": "list", "elements": "str", "required": True},
             "state": {"type": "str", "choices": ["mounted", "unmounted"], "default": "mounted"},
+            "shared": {"type": "list", "elements": "path", "default": []},
             "recover": {"type": "bool", "default": False},
             "user": {"type": "str", "default": ""},
             "seconds": {"type": "int", "default": 10},

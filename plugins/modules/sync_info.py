@@ -61,7 +61,7 @@ info:
     mounts: []
     message: ""
     fstab: []
-    exported: false
+    exported: []
     replica: false
     zfs: {dataset: null, device: null}
     artefacts:
@@ -85,7 +85,15 @@ import os
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _manifest, _mounts, _weights_state, _zfs_command, _zfs_plan
+from ansible_collections.sparkops.inference.plugins.module_utils import (
+    _limited,
+    _manifest,
+    _mounts,
+    _nfs_plan,
+    _weights_state,
+    _zfs_command,
+    _zfs_plan,
+)
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail, format_refusals
 
 SYSTEM_PATHS = ["/usr/sbin", "/sbin"]
@@ -175,9 +183,10 @@ def zfs_info(module: AnsibleModule, dataset: str | None, device: str | None) -> 
     return result
 
 
-def fstab_places() -> list[str]:
-    with contextlib.suppress(OSError), open("/etc/fstab", encoding="utf-8", errors="surrogateescape") as stream:
-        return _mounts.fstab_places(stream.read())
+def exported(path: str | None) -> list[str]:
+    """What our exports file gives away."""
+    with contextlib.suppress(OSError), open(path or "", encoding="utf-8") as stream:
+        return sorted({export.path for export in _nfs_plan.parse_exports(stream.read())})
     return []
 
 
@@ -210,9 +219,9 @@ def read(module: AnsibleModule) -> dict[str, t.Any]:
             for mount, look in zip(networks, looks)
         ],
         "message": format_refusals(broken) if broken else "",
-        "fstab": [path for path in fstab_places() if path in [artefact["tree"] for artefact in artefacts]],
+        "fstab": _mounts.read_fstab(_nfs_plan.BOOT_MARK, root),
         "replica": not gone and has_replica(root, params["artefacts"]),
-        "exported": bool(params["exports_file"]) and os.path.exists(params["exports_file"]),
+        "exported": exported(params["exports_file"]),
         "zfs": zfs_info(module, params["dataset"], params["device"]),
         "artefacts": artefacts,
     }

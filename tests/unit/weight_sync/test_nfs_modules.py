@@ -209,6 +209,7 @@ def fixture_node(tmp_path, monkeypatch):
     """A worker whose server answers; ``mounts`` are what the kernel would show."""
     node = Worker(tmp_path / "weights")
     monkeypatch.setattr(_mounts, "read", lambda *_more: list(node.mounts))
+    monkeypatch.setattr(_mounts, "read_fstab", lambda *_more: [])
     monkeypatch.setattr(_mounts, "users", lambda _mount: node.users)
     monkeypatch.setattr(_limited, "look_at", lambda mounts, _seconds: [_limited.Look(node.state, f"server {HEAD}") for _mount in mounts])
     monkeypatch.setattr(nfs_mount, "reachable", lambda _server: node.unreachable)
@@ -344,6 +345,21 @@ def test_another_method_unmounts(node, monkeypatch, capsys):
     node.mounts = [node.mount()]
     assert node.call(monkeypatch, capsys, node.unmounting(), state="unmounted")["changed"]
     assert not node.call(monkeypatch, capsys, state="unmounted")["changed"]
+
+
+def test_another_method_takes_the_mounts_of_earlier_trees_too(node, monkeypatch, capsys):
+    before, gone, other, line = (str(node.root / "acme--tiny" / name) for name in ("before", "gone", "other", "line"))
+    monkeypatch.setattr(_mounts, "read_fstab", lambda _mark, _root: [node.path, before, gone, other, line])
+    mounts = {name: node.mount()._replace(path=name, source=f"{HEAD}:{SERVER_ROOT}/{name.rpartition('/')[2]}") for name in (before, gone, other)}
+    node.mounts = [node.mount(), *mounts.values()]
+    monkeypatch.setattr(_limited, "look_at", lambda asked, _seconds: [_limited.Look("stale" if mount.path == gone else "live", "") for mount in asked])
+    shared = [f"{SERVER_ROOT}/{DIRECTORY}", f"{SERVER_ROOT}/before"]
+    taken = node.call(monkeypatch, capsys, check=True, state="unmounted", shared=shared)["steps"]
+    # ``other`` is live, and another deployment's; ``line`` is mounted at the next boot only.
+    assert [(step["path"], step["action"]) for step in taken] == [(node.path, "unmount"), (before, "unmount"), (gone, "unmount"), (line, "keep")]
+    monkeypatch.setattr(_mounts, "users", lambda mount: [_mounts.User(7, "python3", "0123456789ab")] if mount.path == before else [])
+    refused = node.call(monkeypatch, capsys, state="unmounted", shared=shared)
+    assert ids(refused) == ["sync.nfs_used"] and "container 0123456789ab" in refused["msg"] and before in refused["msg"]
 
 
 def test_a_failed_mount_gives_the_programs_words(node, monkeypatch, capsys):

@@ -55,7 +55,7 @@ def running(policy, method, hosts=tuple(NODES), **look):
         "spark_rank": 1,
         "ansible_play_hosts": list(hosts),
         "__weight_sync_choice": {"method": method},
-        "__weight_sync_look": {"info": {"message": "", "artefacts": [{"tree": "/w/t"}], "mounts": [], "fstab": [], "exported": True, **look}},
+        "__weight_sync_look": {"info": {"message": "", "artefacts": [{"tree": "/w/t"}], "mounts": [], "fstab": [], "exported": ["/w/t"], **look}},
     }
     templar = Templar(DataLoader(), variables=variables)
     return {name for name, when in parts() if name and all(templar.evaluate_conditional(trust_as_template(str(one))) for one in when)}
@@ -71,7 +71,12 @@ def test_verify_only_proves_and_changes_nothing_whatever_the_method(method, own)
 @pytest.mark.parametrize(("path", "ours"), [("/w/t", True), ("/w", False), ("/", False), ("/w/u", False)])
 def test_only_a_mount_of_ours_is_taken_away(path, ours):
     """A home on a share is somebody else's, and its account may have no root."""
-    assert ("retire.yml" in running("auto", "rsync", mounts=[{"path": path}], exported=False)) == ours
+    assert ("retire.yml" in running("auto", "rsync", mounts=[{"path": path}], exported=[])) == ours
+
+
+def test_a_line_of_an_earlier_tree_is_taken_away():
+    assert "retire.yml" in running("auto", "rsync", exported=[], fstab=["/w/before"])
+    assert "retire.yml" not in running("auto", "rsync", exported=[])
 
 
 def test_a_run_without_a_worker_destroys_no_snapshot():

@@ -65,12 +65,16 @@ def test_a_live_share_of_the_users_is_a_place_like_any_other(look):
 
 
 def test_a_tree_that_is_mounted_at_boot_only_is_told(look, monkeypatch):
-    """The mount failed, or was undone by hand: another method must still take its line away."""
-    info = look.at(os.path.dirname(look.root), "live")
-    tree = info["artefacts"][0]["tree"]
-    assert info["fstab"] == []
-    monkeypatch.setattr(sync_info, "fstab_places", lambda: [tree, "/srv/of-the-user"])
-    assert look.at(os.path.dirname(look.root), "live")["fstab"] == [tree]
+    """The mount failed, or was undone by hand: another method must still take its line away, also that of an earlier tree."""
+    assert look.at(os.path.dirname(look.root), "live")["fstab"] == []
+    monkeypatch.setattr(_mounts, "read_fstab", lambda mark, root: [f"{root}/acme--tiny/before {mark}"])
+    assert look.at(os.path.dirname(look.root), "live")["fstab"] == [f"{look.root}/acme--tiny/before x-sparkops"]
+
+
+def test_what_our_file_exports_is_told(tmp_path):
+    (tmp_path / "d.exports").write_text("# ours\n/w/a 198.51.100.12(ro)\n/w/a 198.51.100.13(ro)\n/w/b 198.51.100.12(ro)\n")
+    assert sync_info.exported(str(tmp_path / "d.exports")) == ["/w/a", "/w/b"]
+    assert sync_info.exported(str(tmp_path / "none")) == sync_info.exported(None) == []
 
 
 def test_what_lies_in_a_live_share_of_the_users_is_a_copy(look):
