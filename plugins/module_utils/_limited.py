@@ -157,6 +157,18 @@ def refusal(node: str, mount: Mount, look: Look) -> Refusal:
     )  # fmt: skip
 
 
-def refuse_dead(node: str, root: str, seconds: float = SECONDS) -> list[Refusal]:
-    """One refusal for each NFS mount below ``root`` that must not be touched now."""
-    return [refusal(node, mount, look) for mount, look in not_live(root, seconds)]
+def hinders(mount: Mount, look: Look, trees: t.Sequence[str]) -> bool:
+    """Whether a mount is in the way of those who want ``trees``. A stale one of an earlier tree is not, unless a container still has it."""
+    if look.state != "stale":
+        return look.state != "live"
+    return any(_mounts.below(tree, mount.path) for tree in trees) or bool(_mounts.users(mount))
+
+
+def refusals(node: str, looks: t.Iterable[tuple[Mount, Look]], trees: t.Sequence[str]) -> list[Refusal]:
+    """One refusal for each mount that hinders."""
+    return [refusal(node, mount, look) for mount, look in looks if hinders(mount, look, trees)]
+
+
+def refuse_dead(node: str, root: str, directories: t.Sequence[str] = ("",), seconds: float = SECONDS) -> list[Refusal]:
+    """One refusal for each NFS mount below ``root`` that must not be touched now by who wants these of its folders, or itself."""
+    return refusals(node, not_live(root, seconds), [os.path.join(root, directory) for directory in directories])

@@ -129,15 +129,17 @@ class User(t.NamedTuple):
 def users(mount: Mount, proc_root: str = "/proc") -> list[User]:
     """Other mount namespaces that hold the same filesystem: unmounting it here would not free it there.
 
-    The sandbox of a host's service gets each unmount passed on (its mount is in a group of ours), and holds nothing.
+    The sandbox of a host's service gets each unmount passed on (its mount is in a group of ours), and holds nothing. An ordinary account is
+    not told the namespaces of others, but what is mounted there; then each process of a container is one more user.
     """
     own = namespace(proc_root, "self")
     seen, found = {own}, []
     for pid in sorted((entry for entry in os.listdir(proc_root) if entry.isdecimal()), key=int):
         place = namespace(proc_root, pid)
-        if place in seen or place is None:
+        if place in seen:
             continue
-        seen.add(place)
+        if place:
+            seen.add(place)
         if any(_same(mount, other) and not mount.groups & other.groups for other in read(proc_root, pid)):
             found.append(User(int(pid), _text(proc_root, pid, "comm").strip(), container_of(_text(proc_root, pid, "cgroup"))))
     return found

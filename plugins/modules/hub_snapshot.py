@@ -389,7 +389,7 @@ class Snapshot(_unit.LongModule):
 
     def present(self) -> dict[str, t.Any]:
         # The folder may be a share of the user's, and even a look at a tree would hang when its server is gone.
-        dead = _limited.refuse_dead(self.node, self.params["weights_root"])
+        dead = _limited.refuse_dead(self.node, self.params["weights_root"], [item["directory"] for item in self.params["artefacts"]])
         if dead:
             self.fail(dead)
         outcome = self.earlier()

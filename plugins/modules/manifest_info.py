@@ -118,7 +118,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    dead = refuse_dead(module.params["node"], module.params["weights_root"])
+    dead = refuse_dead(module.params["node"], module.params["weights_root"], [item["directory"] for item in module.params["artefacts"]])
     if dead:
         fail(module, dead, artefacts=[], complete=False)
     artefacts = [info(item, module.params["weights_root"], module.params["headers"]) for item in module.params["artefacts"]]

@@ -21,6 +21,11 @@ options:
     description: Folder to look below.
     type: path
     required: true
+  directories:
+    description: The trees that are wanted, below O(root). A stale mount of another tree is no problem, unless a container has it.
+    type: list
+    elements: str
+    required: true
   seconds:
     description: Time that a server has to answer. All mounts are asked at the same time.
     type: int
@@ -31,6 +36,7 @@ EXAMPLES = r"""
 - name: Look whether the head's files can be read
   sparkops.inference.nfs_mount_info:
     root: "{{ spark_node.weights_root }}"
+    directories: "{{ spark_plan.artefacts | map(attribute='directory') | list }}"
     node: "{{ inventory_hostname }}"
 """
 
@@ -43,7 +49,7 @@ mounts:
   sample:
     - {path: /var/lib/sparkops/weights/acme--tiny/0123, source: "198.51.100.11:/x", server: 198.51.100.11, state: dead, detail: no answer within 10 s}
 problems:
-  description: One refusal for each mount that is not live.
+  description: One refusal for each mount that is not live and is in the way.
   returned: always
   type: list
   elements: dict
@@ -52,6 +58,8 @@ message:
   returned: always
   type: str
 """
+
+import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _mounts
@@ -63,6 +71,7 @@ def main() -> None:
         argument_spec={
             "root": {"type": "path", "required": True},
             "node": {"type": "str", "required": True},
+            "directories": {"type": "list", "elements": "str", "required": True},
             "seconds": {"type": "int", "default": 10},
         },
         supports_check_mode=True,
@@ -70,7 +79,8 @@ def main() -> None:
     params = module.params
     mounts = _mounts.network_mounts(_mounts.read(), params["root"])
     looks = _limited.look_at(mounts, params["seconds"])
-    problems = [_limited.refusal(params["node"], mount, look) for mount, look in zip(mounts, looks) if look.state != "live"]
+    trees = [os.path.join(params["root"], directory) for directory in params["directories"]]
+    problems = _limited.refusals(params["node"], zip(mounts, looks), trees)
     module.exit_json(
         changed=False,
         mounts=[

@@ -196,7 +196,8 @@ def read(module: AnsibleModule) -> dict[str, t.Any]:
     mounts = _mounts.read()
     networks = _mounts.network_mounts(mounts, root)
     looks = _limited.look_at(networks, params["probe_seconds"])
-    broken = [_limited.refusal(params["node"], mount, look) for mount, look in zip(networks, looks) if look.state != "live"]
+    trees = [os.path.join(root, artefact["directory"]) for artefact in params["artefacts"]]
+    broken = _limited.refusals(params["node"], zip(networks, looks), trees)
     silent = {mount.path: look.detail for mount, look in zip(networks, looks) if look.state != "live"}
     holder = _mounts.holding(mounts, root)
     # The user's own folder may lie on a share too, or below one; then not even its parents can be looked at.

@@ -261,7 +261,7 @@ class Sync(_unit.LongModule):
 
     def present(self) -> dict[str, t.Any]:
         # Even a look at a tree would hang on a mount whose server is gone.
-        dead = _limited.refuse_dead(self.node, self.params["weights_root"])
+        dead = _limited.refuse_dead(self.node, self.params["weights_root"], [item["directory"] for item in self.params["artefacts"]])
         if dead:
             self.fail(dead)
         outcome = self.earlier()

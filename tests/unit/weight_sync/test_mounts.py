@@ -61,6 +61,28 @@ def test_a_container_that_holds_a_mount_is_named(tmp_path):
         (folder / "cgroup").write_text(f"0::/system.slice/docker-{'0123456789ab' + 'c' * 52}.scope\n")
     mount = _mounts.at(_mounts.parse(ours), TREE)
     assert _mounts.users(mount, str(tmp_path)) == [_mounts.User(40, "python3", "0123456789ab")]
+    # Without root the names of the others' namespaces are hidden, and their tables are not.
+    for pid in ("1", "40", "41", "50"):
+        (tmp_path / pid / "ns/mnt").unlink()
+    assert [user.pid for user in _mounts.users(mount, str(tmp_path))] == [40, 41]
+
+
+@pytest.mark.parametrize(
+    ("state", "trees", "used", "hinders"),
+    [
+        ("live", [TREE], True, False),
+        ("stale", [TREE], False, True),
+        ("stale", [f"{TREE}/below"], False, True),
+        ("stale", ["/srv/weights/acme--tiny/d"], False, False),
+        ("stale", ["/srv/weights/acme--tiny/d"], True, True),
+        ("dead", ["/srv/weights/acme--tiny/d"], False, True),
+        ("broken", ["/srv/weights/acme--tiny/d"], False, True),
+    ],
+)
+def test_a_stale_mount_of_an_earlier_tree_hinders_only_who_reads_there(monkeypatch, state, trees, used, hinders):
+    monkeypatch.setattr(_mounts, "users", lambda _mount: [_mounts.User(40, "python3", "0123456789ab")] if used else [])
+    mount = _mounts.at(_mounts.parse(TABLE), TREE)
+    assert bool(_limited.refusals("spark-2", [(mount, _limited.Look(state, ""))], trees)) == hinders
 
 
 @pytest.mark.parametrize(

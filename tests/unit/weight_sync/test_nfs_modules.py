@@ -372,5 +372,15 @@ def test_a_failed_mount_gives_the_programs_words(node, monkeypatch, capsys):
 @pytest.mark.parametrize(("state", "id"), [("dead", "sync.nfs_dead"), ("stale", "sync.nfs_stale"), ("broken", "sync.nfs_dead")])
 def test_the_look_tells_what_is_wrong_and_where(node, monkeypatch, capsys, state, id):
     node.mounts, node.state = [node.mount()], state
-    result = call(monkeypatch, capsys, nfs_mount_info, Commands(), root=str(node.root), node="spark-2")
+    result = call(monkeypatch, capsys, nfs_mount_info, Commands(), root=str(node.root), node="spark-2", directories=[DIRECTORY])
     assert [item["id"] for item in result["problems"]] == [id] and HEAD in result["message"] and not result["changed"]
+
+
+def test_the_stale_mount_of_an_earlier_tree_stops_no_group(node, monkeypatch, capsys):
+    """What sync_unreachable reads, by which share.yml stops a group, and status and stop fail."""
+    node.mounts, node.state = [node.mount()], "stale"
+    more = {"root": str(node.root), "node": "spark-2", "directories": ["acme--tiny/d"]}
+    result = call(monkeypatch, capsys, nfs_mount_info, Commands(), **more)
+    assert result["message"] == "" and [mount["state"] for mount in result["mounts"]] == ["stale"]
+    node.users = [_mounts.User(7, "python3", "0123456789ab")]
+    assert "sync.nfs_stale" in call(monkeypatch, capsys, nfs_mount_info, Commands(), **more)["message"]

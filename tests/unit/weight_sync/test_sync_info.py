@@ -26,6 +26,7 @@ def fixture_look(tmp_path, monkeypatch):
     def look(dead, state="dead"):
         mounts = [_mounts.Mount("/", "ext4", "/dev/vda", ("rw",), "254:0"), _mounts.Mount(dead, "nfs4", "198.51.100.11:/x", ("ro",), "0:57")]
         monkeypatch.setattr(_mounts, "read", lambda *dummy: mounts)
+        monkeypatch.setattr(_mounts, "users", lambda mount: [])
         monkeypatch.setattr(_limited, "look_at", lambda asked, seconds: [_limited.Look(state, "no answer") for dummy in asked])
 
         def guarded(name, real):
@@ -89,3 +90,8 @@ def test_a_replica_is_in_use_when_another_revision_is_a_link_into_it(look):
     assert look.at(place, "live")["replica"] is False
     os.symlink("../.replica/acme--tiny/before", f"{look.root}/acme--tiny/before")
     assert look.at(place, "live")["replica"] is True and look.at(place)["replica"] is False
+
+
+def test_the_stale_mount_of_an_earlier_tree_is_no_reason_to_refuse(look):
+    assert look.at(f"{look.root}/acme--tiny/before", "stale")["message"] == ""
+    assert "sync.nfs_stale" in look.at(f"{look.root}/{ARTEFACT['directory']}", "stale")["message"]
