@@ -13,6 +13,8 @@ import re
 import typing as t
 
 NETWORK_TYPES = ("nfs", "nfs4")
+# As many as the kernel follows.
+MAX_LINKS = 40
 ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -92,6 +94,27 @@ def read_fstab(mark: str, root: str, path: str = "/etc/fstab") -> list[str]:
 
 def below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def resolve(mounts: t.Sequence[Mount], path: str) -> str:
+    """The path as the table names it, without symbolic links. Nothing on a network mount is looked at: what leads on from there stays as it is."""
+    done, rest, links = "/", path.split("/")[::-1], 0
+    while rest:
+        place = os.path.normpath(os.path.join(done, rest.pop()))
+        holder = holding(mounts, place)
+        if holder and holder.type in NETWORK_TYPES:
+            return os.path.normpath(os.path.join(place, *rest[::-1]))
+        try:
+            target = os.readlink(place)
+        except OSError:
+            done = place
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            return path
+        # A relative target begins where the link is; join lets an absolute one begin anew.
+        done, rest = os.path.join(done, "/" if target.startswith("/") else ""), [*rest, *target.split("/")[::-1]]
+    return done
 
 
 def holding(mounts: t.Sequence[Mount], path: str) -> Mount | None:

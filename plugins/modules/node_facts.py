@@ -222,7 +222,9 @@ def node(module: AnsibleModule, api: DockerApi) -> dict[str, t.Any]:
     sudo = passwordless_sudo(module)
     root_possible = sudo != "none"
     state = choose_state_root(params["state_root"], user["home"], root_possible)
-    weights_root = params["weights_root"] or os.path.join(state["path"], "weights")
+    mounts = _mounts.read(params["proc_root"])
+    # By the name that the mount table has for it: everything that looks for a mount there compares paths.
+    weights_root = _mounts.resolve(mounts, params["weights_root"] or os.path.join(state["path"], "weights"))
     libexec = params["libexec"] if root_possible or os.path.isdir(params["libexec"]) else os.path.join(state["path"], "bin")
     commands = {name: module.get_bin_path(name) for name in COMMANDS}
     keys = os.path.join(state["path"], "keys")
@@ -259,7 +261,7 @@ def node(module: AnsibleModule, api: DockerApi) -> dict[str, t.Any]:
         "state_dir_exists": os.path.isdir(os.path.join(state["path"], params["deployment"])),
         "weights_root": weights_root,
         # From the mount table alone: a look at such a mount may never come back.
-        "network_mounts": [mount.path for mount in _mounts.network_mounts(_mounts.read(params["proc_root"]), weights_root)],
+        "network_mounts": [mount.path for mount in _mounts.network_mounts(mounts, weights_root)],
         "libexec": libexec,
         "libexec_sha256": sha256_of_files(libexec),
         "host_keys": host_keys(module),

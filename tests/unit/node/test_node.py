@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -289,3 +290,19 @@ def test_lacking_packages():
     node["python"]["requests"] = False
     node["docker"]["state"] = "not_installed"
     assert bootstrap.lacking_packages(node) == ["docker.io", "openssh-client", "python3-requests", "rsync"]
+
+
+def test_weights_root_is_the_real_path(tmp_path):
+    """A mount below it is found in the kernel's table by no other name."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to("disk")
+    (tmp_path / "self").mkdir()
+    mounted = f"{tmp_path}/disk/weights/acme--tiny/c"
+    (tmp_path / "self/mountinfo").write_text(f"31 30 0:57 / {mounted} ro - nfs4 198.51.100.11:/x ro,vers=4.2\n")
+    params = {
+        "state_root": str(tmp_path / "state"), "weights_root": f"{tmp_path}/data/weights", "proc_root": str(tmp_path), "libexec": str(tmp_path / "bin"),
+        "deployment": "d", "ports": [], "docker_socket": str(tmp_path / "none"),
+    }  # fmt: skip
+    module = SimpleNamespace(params=params, get_bin_path=lambda name, **dummy: None, run_command=lambda *dummy, **more: (1, "", ""))
+    facts = node_facts.node(module, node_facts.DockerApi(params["docker_socket"], timeout=1))
+    assert facts["weights_root"] == f"{tmp_path}/disk/weights" and facts["network_mounts"] == [mounted]

@@ -165,3 +165,21 @@ def test_our_lines_below_a_folder(tmp_path):
     (tmp_path / "fstab").write_text("h:/a /srv/weights/a nfs4 ro,x-sparkops 0 0\nh:/b /srv/other/b nfs4 ro,x-sparkops 0 0\n")
     assert _mounts.read_fstab("x-sparkops", "/srv/weights", str(tmp_path / "fstab")) == ["/srv/weights/a"]
     assert _mounts.read_fstab("x-sparkops", "/srv/weights", str(tmp_path / "none")) == []
+
+
+def test_a_path_is_resolved_but_for_what_lies_on_a_network_mount(tmp_path, monkeypatch):
+    (tmp_path / "disk/weights").mkdir(parents=True)
+    nas = str(tmp_path / "nas")
+    for name, target in (
+        ("data", "disk"), ("absolute", str(tmp_path / "disk")), ("twice", "./absolute"), ("up", "disk/../disk"), ("shared", "nas/w"), ("loop", "loop"),
+    ):  # fmt: skip
+        (tmp_path / name).symlink_to(target)
+    mounts = [Mount("/", "ext4", "/dev/vda", (), "254:0"), Mount(nas, "nfs", "nas:/x", (), "0:57")]
+    asked, readlink = [], os.readlink
+    monkeypatch.setattr(os, "readlink", lambda path: asked.append(path) or readlink(path))
+    real = {
+        "disk/weights": "disk/weights", "data/weights": "disk/weights", "absolute/weights": "disk/weights", "twice/weights": "disk/weights", "up": "disk",
+        "data/./not/../there/": "disk/there", "shared/a/../b": "nas/w/b", "nas": "nas", "loop/a": "loop/a",
+    }  # fmt: skip
+    assert {path: _mounts.resolve(mounts, f"{tmp_path}/{path}") for path in real} == {path: f"{tmp_path}/{wanted}" for path, wanted in real.items()}
+    assert asked and not any(_mounts.below(path, nas) for path in asked)
