@@ -100,7 +100,7 @@ import shutil
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sparkops.inference.plugins.module_utils import _history
+from ansible_collections.sparkops.inference.plugins.module_utils import _history, _mounts
 from ansible_collections.sparkops.inference.plugins.module_utils import _leftovers as leftovers
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
 
@@ -163,9 +163,11 @@ class Uninstall:
         """What the last deployment takes with it: our programs, and all of the state root but weights that stay."""
         found = [self.params["libexec"]] if os.path.isdir(self.params["libexec"]) else []
         root = self.params["state_root"]
-        spared = {self.state_dir, self.params["weights_root"], self.params["engram_root"]}
+        # Where a folder leads through a symbolic link, weights_root is its real path.
+        mounts = _mounts.read()
+        spared = {_mounts.resolve(mounts, path) for path in (self.state_dir, self.params["weights_root"], self.params["engram_root"])}
         inside = sorted(os.path.join(root, name) for name in os.listdir(root)) if os.path.isdir(root) else []
-        return found + [path for path in inside if path not in spared]
+        return found + [path for path in inside if _mounts.resolve(mounts, path) not in spared]
 
     def remove(self, thing: leftovers.Thing) -> None:
         if thing.kind == "container":

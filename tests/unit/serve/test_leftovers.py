@@ -240,6 +240,19 @@ def test_uninstall_with_weights_takes_those_of_its_records(node, capsys):
     assert sorted(os.listdir(root / "weights")) == ["acme--other"]
 
 
+def test_weights_that_stay_are_known_by_their_real_path(node, capsys):
+    """The state root is reached through a link, or the weights in it are one."""
+    root, dummy, docker = node
+    (root.parent / "link").symlink_to("state")
+    more = {"engram_root": str(root / "engram"), "libexec": str(root.parent / "libexec"), "docker_socket": docker.socket_path}
+    run(node_uninstall, capsys, deployment="d", state_root=str(root.parent / "link"), weights_root=str(root / "weights"), **more)
+    assert all((root / "weights" / tree).is_dir() for tree in TREES)
+    (root / "weights").rename(root.parent / "elsewhere")
+    (root / "weights").symlink_to("../elsewhere")
+    run(node_uninstall, capsys, deployment="d", state_root=str(root), weights_root=str(root.parent / "elsewhere"), **more)
+    assert all((root / "weights" / tree).is_dir() for tree in TREES)
+
+
 def test_what_another_deployment_needs_stays(node, capsys):
     root, engine, dummy = node
     (root / "keys").mkdir()
