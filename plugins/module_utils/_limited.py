@@ -27,6 +27,8 @@ from ansible_collections.sparkops.inference.plugins.module_utils._refusal import
 SECONDS = 10.0
 # A look reads little: enough for one answer of the server.
 SAMPLE = 4096
+# What an answer of the server says of a mount.
+ERRORS = {errno.ESTALE: "stale", errno.ENOENT: "stale", errno.EACCES: "denied", errno.EPERM: "denied"}
 
 
 class TooLong(Exception):
@@ -34,7 +36,7 @@ class TooLong(Exception):
 
 
 class Look(t.NamedTuple):
-    """State of a mount: live, stale (its server forgot it), dead (no answer), or broken."""
+    """State of a mount: live, stale (its server forgot it), denied (to this account or node), dead (no answer), or broken."""
 
     state: str
     detail: str
@@ -128,8 +130,7 @@ def _judge(mount: Mount, answer: t.Any, seconds: float) -> Look:
     if isinstance(answer, TooLong):
         return Look("dead", f"server {mount.server} gave no answer within {seconds:.0f} s")
     if isinstance(answer, OSError):
-        stale = answer.errno in (errno.ESTALE, errno.ENOENT)
-        return Look("stale" if stale else "broken", f"server {mount.server} says {os.strerror(answer.errno or errno.EIO)}")
+        return Look(ERRORS.get(answer.errno, "broken"), f"server {mount.server} says {os.strerror(answer.errno or errno.EIO)}")
     return Look("live", "")
 
 
@@ -151,6 +152,11 @@ def refusal(node: str, mount: Mount, look: Look) -> Refusal:
             "a handle that the server knows",
             "run share.yml with the tag recover, which mounts it again",
         )
+    if look.state == "denied":
+        return Refusal(
+            "sync.nfs_denied", node, thing, look.detail, "files that this account may read",
+            f"look at the export and the rights of its files on {mount.server}; for folders that the head shares, run share.yml",
+        )  # fmt: skip
     return Refusal(
         "sync.nfs_dead", node, thing, look.detail, "an answer",
         f"bring the NFS server at {mount.server} back: readers go on by themselves; or stop the group and run share.yml with the tag recover",

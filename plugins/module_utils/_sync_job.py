@@ -114,6 +114,8 @@ class SyncJob(Transfer):
         self.root = request["weights_root"]
         self.peers = [Peer.from_dict(item, request["key"], request["known_hosts"]) for item in request["sources"]]
         self.report: dict[str, dict[str, t.Any]] = {}
+        # Files that were looked at; the guard counts them where no bytes are counted.
+        self.looked = 0
 
     @property
     def mounted(self) -> bool:
@@ -156,7 +158,7 @@ class SyncJob(Transfer):
         limit = self.request["stall_seconds"]
         while True:
             time.sleep(0.5)
-            seen = (self.progress.phase, self.progress.done)
+            seen = (self.progress.phase, self.progress.done, self.looked)
             if seen != last:
                 last, moved = seen, time.monotonic()
             elif time.monotonic() - moved > limit:
@@ -226,7 +228,7 @@ class SyncJob(Transfer):
         files = copy.manifest.files
         noted = damaged(copy.tree)
         # Behind a mount the head mends a damaged file, so it is read again; an own copy of it is brought anew.
-        bad = {item.path for item in manifests.check_sizes(copy.tree, files)} | (set() if self.mounted else noted)
+        bad = {item.path for item in self.sizes(copy)} | (set() if self.mounted else noted)
         own = manifests.load(copy.tree)
         proven = {file.path for file in own.files if file in files} - noted if own and self.request["policy"] != "force" else set()
         unproven = [file for file in files if file.path not in bad and file.path not in proven]
@@ -235,6 +237,15 @@ class SyncJob(Transfer):
             found = manifests.hash_files(copy.tree, unproven, progress=self.count, drop=True)
             bad |= {file.path for file in unproven if found.get(file.path) != file.sha256}
         copy.todo = [file for file in files if file.path in bad]
+
+    def sizes(self, copy: Copy) -> list[manifests.Problem]:
+        return [problem for file in self.each(copy) for problem in manifests.check_sizes(copy.tree, [file])]
+
+    def each(self, copy: Copy) -> t.Iterator[File]:
+        """The files of a tree, each of which is a sign of life when the next one is asked for."""
+        for file in copy.manifest.files:
+            yield file
+            self.looked += 1
 
     def missing_refusal(self, copy: Copy) -> Refusal:
         names = ", ".join(file.path for file in copy.todo[:5]) or "the manifest"
@@ -268,7 +279,8 @@ class SyncJob(Transfer):
         manifests.save(copy.tree, copy.manifest)
         note_damage(copy.tree, ())
         self.progress.begin("evict", message="giving the read pages back")
-        evict([os.path.join(copy.tree, file.path) for file in copy.manifest.files])
+        for file in self.each(copy):
+            evict([os.path.join(copy.tree, file.path)])
         self.report[copy.name] = {"files": len(copy.manifest.files), "bytes": 0, "seconds": 0.0, "transport": self.request["method"]}
 
     def bring(self, copy: Copy) -> None:
@@ -378,8 +390,8 @@ class SyncJob(Transfer):
 
     def check_headers(self, copy: Copy) -> None:
         """The last look before the manifest: every file there, every header in line with its size."""
-        problems = manifests.check_sizes(copy.tree, copy.manifest.files)
-        for file in copy.manifest.files:
+        problems = self.sizes(copy)
+        for file in self.each(copy):
             text = _safetensors.check_file(os.path.join(copy.tree, file.path)) if file.path.endswith(".safetensors") else None
             if text:
                 problems.append(manifests.Problem(file.path, "header", text))

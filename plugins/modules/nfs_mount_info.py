@@ -42,7 +42,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 mounts:
-  description: The mounts with their state, one of V(live), V(stale), V(dead), V(broken).
+  description: The mounts with their state, one of V(live), V(stale), V(denied), V(dead), V(broken).
   returned: always
   type: list
   elements: dict

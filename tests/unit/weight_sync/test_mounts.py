@@ -137,7 +137,7 @@ def test_a_child_that_hangs_holds_no_output(tmp_path):
         (_limited.TooLong(), "dead"),
         (OSError(errno.ESTALE, ""), "stale"),
         (OSError(errno.EIO, ""), "broken"),
-        (OSError(errno.EACCES, ""), "broken"),
+        (OSError(errno.EACCES, ""), "denied"),
     ],
 )
 def test_the_state_of_a_mount(answer, state, monkeypatch):
@@ -147,7 +147,9 @@ def test_the_state_of_a_mount(answer, state, monkeypatch):
     assert look.state == state
     if state != "live":
         refusal = _limited.refusal("spark-2", mount, look)
-        assert "198.51.100.11" in refusal.text and refusal.id == ("sync.nfs_stale" if state == "stale" else "sync.nfs_dead")
+        known = {"stale": "sync.nfs_stale", "denied": "sync.nfs_denied"}
+        assert "198.51.100.11" in refusal.text and refusal.id == known.get(state, "sync.nfs_dead")
+        assert ("back" in refusal.next_step) == (state in ("dead", "broken"))
 
 
 def test_a_folder_without_such_mounts_is_not_asked(monkeypatch):
