@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import time
 
@@ -27,6 +28,8 @@ ZFS = {
 }  # fmt: skip
 REPLICA = f"{POOL_ROOT}/.replica"
 RSYNC = {"weight_sync_method": "rsync"}
+with open(os.path.join(plays.ROOT, "tests/lab/tiny_model.json"), encoding="utf-8") as stream:
+    OLDER = json.load(stream)["revisions"]["older"]["revision"]
 
 
 def tree(machine=HEAD, root=ROOT):
@@ -164,6 +167,34 @@ def test_the_rank_reads_through_the_mount(model):
     pid = on(WORKER, "docker inspect -f '{{.State.Pid}}' lab_tiny-rank1").strip()
     assert " /model ro" in on(WORKER, f"grep nfs4 /proc/{pid}/mountinfo")
     assert " nfs" not in on(WORKER, f"grep -E ' /(root|home|var/cache|cache)' /proc/{pid}/mountinfo || true")
+
+
+def test_a_new_revision_leaves_the_mount_of_the_old_one_and_the_recovery_takes_it_when_it_is_stale(model):
+    """Beside a group that runs, which nothing of it stops. At the end all is as before."""
+    ranks = "docker ps --no-trunc --format '{{.ID}} {{.Names}}'"
+    running = [on(machine, ranks) for machine in (HEAD, WORKER)]
+    first = tree()
+    second = f"{first.rpartition('/')[0]}/{OLDER}"
+    other = {**NFS, "serve_model_revision": OLDER}
+    for name in ("weights", "sync"):
+        fine(play(name, variables=other))
+    mounted = on(WORKER, "cat /proc/mounts")
+    for path in (first, second):
+        assert f" {path} nfs4 " in mounted and f"{path} " in on(HEAD, "cat /etc/exports.d/sparkops-*.exports")
+        assert hashes(WORKER, path) == hashes(HEAD, path)
+    # Back to the first, and the other one is removed as play prune would do it.
+    fine(play("sync", variables=NFS))
+    on(HEAD, f"rm -rf {second} {second}.manifest.json && exportfs -f")
+    until("a stale handle", lambda: "Stale file handle" in on(WORKER, f"timeout 10 stat -f {second} 2>&1 || true"), 150)
+    fine(play("sync", variables=NFS))
+    assert second not in on(HEAD, "exportfs -v") and f" {second} nfs4 " in on(WORKER, "cat /proc/mounts")
+    fine(play("share", "--tags", "recover", variables=NFS))
+    for table in ("/proc/mounts", "/etc/fstab"):
+        found = on(WORKER, f"cat {table}")
+        assert second not in found and f" {first} nfs4 " in found, table
+    assert hashes(WORKER, first) == hashes(HEAD, first)
+    assert running == [on(machine, ranks) for machine in (HEAD, WORKER)] and "lab_tiny-rank1" in running[1]
+    on(WORKER, f"rm -r {second}*")
 
 
 def timed(name, seconds=60, **variables):

@@ -55,12 +55,12 @@ class Lab:
         say("ready: " + ", ".join(f"{machine.name} {machine.node.user}@{machine.management}" for machine in machines()))
 
     def _ensure_hub(self) -> None:
-        """Serve the tiny model, so that a whole bring-up has weights to fetch."""
+        """Serve both revisions of the tiny model, so that a whole bring-up has weights to fetch."""
         model = hub_content.description()
-        name = next(name for name, entry in model["revisions"].items() if entry["revision"] == model["revision"])
         folder = self.paths.hub / tiny_model.REPOSITORY
-        if not (folder / model["revision"]).is_dir():
-            hub_content.write_revision(folder / model["revision"], name, model["revisions"][name])
+        for name, entry in model["revisions"].items():
+            if not (folder / entry["revision"]).is_dir():
+                hub_content.write_revision(folder / entry["revision"], name, entry)
         (folder / "hub.json").write_text(json.dumps({"main": model["revision"]}) + "\n")
         self.daemons.ensure_listening("hub", (GATEWAY, HUB_PORT), [
             sys.executable, "-B", container_lab.HERE / "hub.py", "--root", self.paths.hub, "--bind", GATEWAY, "--port", str(HUB_PORT), "--admin-port", "0"])
