@@ -130,7 +130,8 @@ def _judge(mount: Mount, answer: t.Any, seconds: float) -> Look:
     if isinstance(answer, TooLong):
         return Look("dead", f"server {mount.server} gave no answer within {seconds:.0f} s")
     if isinstance(answer, OSError):
-        return Look(ERRORS.get(answer.errno, "broken"), f"server {mount.server} says {os.strerror(answer.errno or errno.EIO)}")
+        number = answer.errno or errno.EIO
+        return Look(ERRORS.get(number, "broken"), f"server {mount.server} says {os.strerror(number)}")
     return Look("live", "")
 
 

@@ -110,11 +110,14 @@ def way_of(tree: str, mounts: t.Sequence[_mounts.Mount]) -> str:
     return "zfs" if os.path.islink(tree) else "rsync"
 
 
-def has_replica(root: str, artefacts: t.Sequence[t.Mapping[str, t.Any]]) -> bool:
+def has_replica(trees: t.Sequence[str], mounts: t.Sequence[_mounts.Mount], silent: t.Container[str]) -> bool:
     """Whether a revision of one of the repositories is a link into a replica. A link is known by its entry: a look at a mount may hang."""
-    for folder in {os.path.dirname(os.path.join(root, artefact["directory"])) for artefact in artefacts}:
+    for folder in {os.path.dirname(tree) for tree in trees}:
+        holder = _mounts.holding(mounts, folder)
+        if holder and holder.path in silent:
+            continue
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            if any(entry.is_symlink() for entry in entries):
+            if any(".replica" in os.readlink(entry.path).split("/") for entry in entries if entry.is_symlink()):
                 return True
     return False
 
@@ -221,7 +224,7 @@ def read(module: AnsibleModule) -> dict[str, t.Any]:
         ],
         "message": format_refusals(broken) if broken else "",
         "fstab": _mounts.read_fstab(_nfs_plan.BOOT_MARK, root),
-        "replica": not gone and has_replica(root, params["artefacts"]),
+        "replica": has_replica(trees, mounts, silent),
         "exported": exported(params["exports_file"]),
         "zfs": zfs_info(module, params["dataset"], params["device"]),
         "artefacts": artefacts,

@@ -36,7 +36,8 @@ def fixture_look(tmp_path, monkeypatch):
 
             return one
 
-        for place, name in ((os.path, "exists"), (os.path, "isdir"), (os.path, "islink"), (os, "stat"), (os, "access"), (os, "statvfs"), (os, "walk")):
+        names = ("stat", "access", "statvfs", "walk", "scandir")
+        for place, name in ((os.path, "exists"), (os.path, "isdir"), (os.path, "islink"), *((os, name) for name in names)):
             monkeypatch.setattr(place, name, guarded(name, getattr(place, name)))
         monkeypatch.setattr(_manifest, "load", guarded("load", _manifest.load))
         module = SimpleNamespace(
@@ -87,9 +88,15 @@ def test_a_replica_is_in_use_when_another_revision_is_a_link_into_it(look):
     place = os.path.dirname(look.root)
     assert look.at(place, "live")["replica"] is False
     os.makedirs(f"{look.root}/acme--tiny/own-copy")
+    os.symlink("/mnt/elsewhere", f"{look.root}/acme--tiny/of-the-user")
     assert look.at(place, "live")["replica"] is False
     os.symlink("../.replica/acme--tiny/before", f"{look.root}/acme--tiny/before")
-    assert look.at(place, "live")["replica"] is True and look.at(place)["replica"] is False
+    assert look.at(place, "live")["replica"] is True
+
+
+@pytest.mark.parametrize("dead", ["", "/acme--tiny"])
+def test_no_replica_is_looked_for_on_a_share_that_does_not_answer(look, dead):
+    assert look.at(look.root + dead)["replica"] is False
 
 
 def test_the_stale_mount_of_an_earlier_tree_is_no_reason_to_refuse(look):
