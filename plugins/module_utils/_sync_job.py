@@ -177,7 +177,9 @@ class SyncJob(Transfer):
 
     def settle_place(self, copy: Copy) -> None:
         """A tree is a folder of this node, except that of a replica, which is a link into its mount."""
-        if self.request["method"] != "zfs":
+        if self.request["method"] == "rsync":
+            return  # a link stays until there is room for what replaces it
+        if self.request["method"] == "nfs":
             if os.path.islink(copy.tree):
                 os.unlink(copy.tree)
             return
@@ -226,6 +228,9 @@ class SyncJob(Transfer):
     def plan(self, copy: Copy) -> None:
         """Files that lack or differ. What this node's own manifest proves is not read again."""
         files = copy.manifest.files
+        if not self.mounted and os.path.islink(copy.tree):
+            copy.todo = list(files)
+            return
         noted = damaged(copy.tree)
         # Behind a mount the head mends a damaged file, so it is read again; an own copy of it is brought anew.
         bad = {item.path for item in self.sizes(copy)} | (set() if self.mounted else noted)
@@ -286,6 +291,8 @@ class SyncJob(Transfer):
     def bring(self, copy: Copy) -> None:
         files, total = list(copy.todo), sum(file.size for file in copy.todo)
         self.progress.begin("copy", total, self.progress.message)
+        if os.path.islink(copy.tree):
+            os.unlink(copy.tree)
         os.makedirs(copy.staging, exist_ok=True)
         began = time.monotonic()
         if files:

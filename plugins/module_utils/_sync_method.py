@@ -91,7 +91,7 @@ def _line(method: str, lacks: t.Sequence[Lack], head: Node, workers: t.Sequence[
     known = all(item["manifest"] for item in head["artefacts"])
     figures = []
     for worker in workers:
-        size = f"{gib(missing_bytes(head, worker))} to copy" if known else "size known after the weights play"
+        size = f"{gib(missing_bytes(head, worker, method))} to copy" if known else "size known after the weights play"
         figures.append(f"{worker['node']} {size}, {gib(_room(method, worker))} free")
     return f"{method} fits: {', '.join(figures)}"
 
@@ -118,15 +118,19 @@ def in_place(head: Node, workers: t.Sequence[Node]) -> str:
     return "zfs" if any(worker["replica"] for worker in workers) else ""
 
 
-def missing_bytes(head: Node, worker: Node) -> int:
-    """What a worker lacks of the head's files, less what an earlier attempt left; nothing when it has them."""
+def missing_bytes(head: Node, worker: Node, method: str) -> int:
+    """What a worker lacks of the head's files, less what an earlier attempt left; nothing when it has them.
+
+    What is seen through a mount is not there. A replica's files are none for rsync, which never writes into it.
+    """
     total = 0
     for tree in worker["artefacts"]:
         wanted = next((item for item in head["artefacts"] if item["name"] == tree["name"]), None)
         manifest = (wanted or {}).get("manifest")
-        if not manifest or (tree["complete"] and tree["way"] != "nfs"):
+        own = tree["way"] == "rsync" or tree["way"] == method == "zfs"
+        if not manifest or (tree["complete"] and own):
             continue
-        have = {} if tree["way"] == "nfs" else tree["files"]
+        have = tree["files"] if own else {}
         lacking = sum(file["size"] for file in manifest["files"] if have.get(file["path"]) != file["size"])
         total += max(0, lacking - tree["staged"])
     return total
@@ -147,8 +151,8 @@ def _root_lacks(node: Node) -> list[Lack]:
     return [] if node["root"] else [Lack(node["node"], "rights", "no root through become", "root, to change exports, mounts, and datasets")]
 
 
-def _copy_lacks(head: Node, worker: Node, free: int, where: str, margin: int) -> list[Lack]:
-    missing = missing_bytes(head, worker)
+def _copy_lacks(head: Node, worker: Node, method: str, where: str, margin: int) -> list[Lack]:
+    missing, free = missing_bytes(head, worker, method), _room(method, worker)
     if not missing or missing + margin <= free:
         return []
     return [Lack(worker["node"], where, f"{gib(free)} free", f"{gib(missing + margin)} ({gib(missing)} to copy, and a margin)")]
@@ -156,13 +160,13 @@ def _copy_lacks(head: Node, worker: Node, free: int, where: str, margin: int) ->
 
 def rsync_lacks(head: Node, workers: t.Sequence[Node], wishes: Wishes) -> list[Lack]:
     found = []
-    if wishes.transport == "ssh" and any(missing_bytes(head, worker) for worker in workers):
+    if wishes.transport == "ssh" and any(missing_bytes(head, worker, "rsync") for worker in workers):
         found += [lack for node in (head, *workers) for lack in _tool_lacks(node, "rsync", wishes)]
     for worker in workers:
         if not worker["writable"]:
             owner = f"owned by uid {worker['owner']}, not writable for uid {worker['user']}"
             found.append(Lack(worker["node"], worker["weights_root"], owner, "a folder that the account may write"))
-        found += _copy_lacks(head, worker, worker["free"], f"filesystem of {worker['weights_root']}", wishes.margin)
+        found += _copy_lacks(head, worker, "rsync", f"filesystem of {worker['weights_root']}", wishes.margin)
     return found
 
 
@@ -197,5 +201,5 @@ def zfs_lacks(head: Node, workers: t.Sequence[Node], wishes: Wishes) -> list[Lac
     for worker in workers:
         # A cut receive has taken its room already, and its tree shows nothing of it: the receive asks for what is still to come.
         if worker["zfs"].get("pool") and not worker["zfs"].get("receive_resume_token"):
-            found += _copy_lacks(head, worker, worker["zfs"].get("available") or 0, f"pool of {worker['zfs'].get('dataset')}", wishes.margin)
+            found += _copy_lacks(head, worker, "zfs", f"pool of {worker['zfs'].get('dataset')}", wishes.margin)
     return found

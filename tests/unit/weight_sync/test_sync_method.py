@@ -49,6 +49,8 @@ HALF = tree(files={"a": 60 * MB})
         (tree(), 200 * MB, 120 * MB, True),
         (tree(), 125 * MB, 120 * MB, False),
         (COMPLETE, 0, 0, True),
+        # A replica is not a copy.
+        ({**COMPLETE, "way": "zfs"}, 129 * MB, 120 * MB, False),
         (HALF, 70 * MB, 60 * MB, True),
         (HALF, 69 * MB, 60 * MB, False),
         (tree(files={"a": 60 * MB - 7}), 129 * MB, 120 * MB, False),
@@ -60,7 +62,7 @@ HALF = tree(files={"a": 60 * MB})
 )
 def test_room_is_counted_for_what_lacks(have, free, missing, fits):
     worker = node("spark-2", free=free, artefacts=[have])
-    assert _sync_method.missing_bytes(HEAD, worker) == missing
+    assert _sync_method.missing_bytes(HEAD, worker, "rsync") == missing
     lacks = _sync_method.rsync_lacks(HEAD, [worker], Wishes(margin=10 * MB))
     assert (not lacks) == fits
     if not fits:

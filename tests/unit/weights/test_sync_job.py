@@ -470,6 +470,10 @@ def test_a_copy_in_the_links_place_is_never_removed(group):
 def test_from_a_replica_back_to_copies(group):
     replica_of_the_head(group)
     group.run(method="zfs")
+    # Not before there is room: a refusal leaves what is there.
+    assert group.refused(space_margin=2**60)["id"] == "sync.space"
+    assert group.refused(policy="verify_only")["id"] == "sync.incomplete"
+    assert group.same() and group.tree("worker").is_symlink()
     result = group.run()
     assert result["ok"] and group.same() and not group.tree("worker").is_symlink()
 
