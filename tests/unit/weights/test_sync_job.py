@@ -483,13 +483,13 @@ def test_a_slow_server_that_answers_for_each_file_is_not_dead(group, slow):
     """Every look takes less than the time, and all of them take more."""
     mounted_tree(group)
     request = group.root / "worker/state/request.json"
-    group.start(method="nfs", stall_seconds=1).communicate(timeout=60)
+    group.start(method="nfs", stall_seconds=2).communicate(timeout=60)
     os.unlink(manifests.manifest_path(str(group.tree("worker"))))
     code = (
         f"import sys, time; sys.path.insert(0, {group.code!r}); from {_unit.PACKAGE} import _sync_job; from {_unit.PACKAGE} import _manifest as manifests\n"
         "real = _sync_job.SLOW\n"
         "def slow(*words):\n    files = next((word for word in words if isinstance(word, (list, tuple))), [0])\n"
-        "    time.sleep(0.8 * len(files))\n    return real(*words)\n"
+        "    time.sleep(len(files))\n    return real(*words)\n"
         "_sync_job.SLOW = slow; sys.exit(_sync_job.main(sys.argv[1:]))"
     ).replace("SLOW", slow)
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code, str(request)], timeout=60, check=False)
