@@ -197,8 +197,8 @@ def test_a_disk_that_is_full_is_not_taken_for_an_engine_that_does_not_answer(pai
     nodes = pair()
 
     def full(self, blob, offset, stream):
+        yield from ()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path(blob))
-        yield
 
     monkeypatch.setattr(image_source.Staging, "receive", full)
     with pytest.raises(Refused, match="No space left on device") as refused:
@@ -327,8 +327,8 @@ def test_an_archive_that_the_engine_does_not_take_is_removed_once_layers_have_co
         pytest.skip("rsync is not installed here")
     nodes = pair()
     rsync_through_the_script(nodes)
-    load, answers = nodes.target.load, iter([lambda request: b'{"error": "no"}'])
-    nodes.target.routes[("POST", "/images/load")] = lambda request: next(answers, load)(request)
+    load, answers = nodes.target.load, [b'{"error": "no"}']
+    nodes.target.routes[("POST", "/images/load")] = lambda request: answers.pop() if answers else load(request)
     assert nodes.ship(NEW, "archive")["ship"]["mode"] == "layers"
     assert os.listdir(nodes.folder / "target/ship") == [] and os.listdir(nodes.folder / "source/ship") == []
 

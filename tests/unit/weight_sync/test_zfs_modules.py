@@ -470,7 +470,11 @@ def test_a_command_that_gives_no_answer_is_left_to_itself(monkeypatch):
     """Of a suspended pool it does not end when it is killed."""
     left = []
     real = subprocess.Popen.kill
-    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: left.append(process))
+
+    def unheard(process):
+        left.append(process)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", unheard)
     monkeypatch.setattr(_zfs_command, "SECONDS", 0.2)
     with pytest.raises(_zfs_command.Silent, match="sleep 600: no answer in 0 s"):
         _zfs_command.answer(["sleep", "600"])
