@@ -289,7 +289,8 @@ def test_a_killed_sender_of_the_fabric_is_asked_again(model):
 
 
 def test_a_link_that_drops_during_a_copy_is_told_and_the_next_run_goes_on(model):
-    with copying(weight_sync_stall_timeout=10) as going:
+    # A machine without KVM needs ten seconds for three logins.
+    with copying(weight_sync_stall_timeout=30) as going:
         lab("link", HEAD, "1", "down")
         try:
             done = going.end(900)
