@@ -23,13 +23,12 @@ import typing as t
 from ansible_collections.sparkops.inference.plugins.module_utils import _history
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import ApiError, DockerApi
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
+from ansible_collections.sparkops.inference.plugins.module_utils._manifest import INCOMING
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import STAGED_FILE, read_json
 
 REPOSITORY = re.compile(r"[^/]+--[^/]+")
 # Beside a tree: what belongs to it alone (module_utils/_weights_state.py, _manifest.py).
 BESIDE = (".manifest.json", ".damaged.json", ".lock")
-# Where a download or a copy keeps what it has so far (module_utils/_weights_job.py, _sync_job.py).
-INCOMING = ".sparkops-incoming"
 REMOTE = ("nfs", "nfs4", "cifs", "fuse.sshfs", "autofs")
 
 

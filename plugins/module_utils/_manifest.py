@@ -25,6 +25,9 @@ import threading
 import typing as t
 
 FORMAT = 1
+# Below the folder of the trees: where files are until their hash was right, and where the replica of the head's dataset is mounted.
+INCOMING = ".sparkops-incoming"
+REPLICA = ".replica"
 INDEX_NAME = "model.safetensors.index.json"
 # Large reads keep the disk busy while OpenSSL hashes; hashlib works without the GIL above 2047 bytes.
 HASH_BLOCK = 4 * 1024 * 1024

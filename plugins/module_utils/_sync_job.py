@@ -30,10 +30,6 @@ from ansible_collections.sparkops.inference.plugins.module_utils._weights_state 
 
 ATTEMPTS = 3
 LINK_PAUSE = 10.0
-# Where the replica of the head's dataset is mounted, below the folder of the trees; each tree is a link into it.
-REPLICA = ".replica"
-# Where files are until their hash was right, below the same folder.
-STAGING = ".sparkops-incoming"
 # With a chain, the peer before this one gets the files at the same time. It is asked again while it moves.
 PEER_WAIT = 1.0
 PEER_PATIENCE = 20.0
@@ -59,7 +55,7 @@ class Copy:
         self.directory: str = item["directory"]
         self.manifest: Manifest = manifests.from_dict(item["manifest"])
         self.tree = os.path.join(job.root, self.directory)
-        self.staging = os.path.join(job.root, STAGING, self.directory)
+        self.staging = os.path.join(job.root, manifests.INCOMING, self.directory)
         self.todo: list[File] = []
         self.bad: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -183,7 +179,7 @@ class SyncJob(Transfer):
             if os.path.islink(copy.tree):
                 os.unlink(copy.tree)
             return
-        wanted = os.path.relpath(os.path.join(self.root, REPLICA, copy.directory), os.path.dirname(copy.tree))
+        wanted = os.path.relpath(os.path.join(self.root, manifests.REPLICA, copy.directory), os.path.dirname(copy.tree))
         if os.path.islink(copy.tree) and os.readlink(copy.tree) == wanted:
             return
         try:
@@ -335,7 +331,7 @@ class SyncJob(Transfer):
 
     def follow(self, copy: Copy, peer: Peer) -> None:
         """Take from a peer what it has proven so far, as long as it gets more: the head's uplink is used once."""
-        tree, incoming = os.path.join(peer.root, copy.directory), os.path.join(peer.root, STAGING, copy.directory)
+        tree, incoming = os.path.join(peer.root, copy.directory), os.path.join(peer.root, manifests.INCOMING, copy.directory)
         moved, wrong = time.monotonic(), set()
         seen: dict[str, int] = {}
         while any(file.path not in wrong for file in copy.todo) and time.monotonic() - moved < self.patience(seen):

@@ -521,12 +521,14 @@ class LongModule:
             with identity_at(self.user, self.params["state_dir"]):
                 note_staged(self.params["state_dir"], **what)
 
-    def earlier(self) -> dict[str, t.Any] | None:
-        """The outcome of a run that an earlier slice, or another controller, began. None when there is none."""
+    def earlier(self, **wanted: t.Any) -> dict[str, t.Any] | None:
+        """The outcome of a run that an earlier slice, or another controller, began. None when there is none, or its request was not the wanted one."""
         run_id = self.params["run_id"]
         if not run_id and not self.module.check_mode and self.job.running():
             run_id = self.job.current_run()
-        return self.end_of(run_id) if run_id else None
+        outcome = self.end_of(run_id) if run_id else None
+        begun = read_json(self.job.request) or {} if wanted else {}
+        return outcome if all(begun.get(name) == value for name, value in wanted.items()) else None
 
     def end_of(self, run_id: str | None) -> dict[str, t.Any]:
         """Wait for the end of a run, or leave when the slice is over."""

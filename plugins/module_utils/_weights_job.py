@@ -115,7 +115,7 @@ class WeightsJob(Transfer):
 
     def staging(self, artefact: Artefact) -> str:
         """Unfinished files live here, on the filesystem of the tree, and under no name that anybody serves."""
-        return os.path.join(self.root, ".sparkops-incoming", artefact.directory)
+        return os.path.join(self.root, manifests.INCOMING, artefact.directory)
 
     # Verification
 

@@ -286,7 +286,7 @@ class Snapshot(_unit.LongModule):
         needs = [_manifest.Need(item["path"], item["size"], item["what"]) for item in self.params["reserve"]]
         for item in lacking:
             if not item["adoptable"]:
-                staging = os.path.join(self.params["weights_root"], ".sparkops-incoming", os.path.relpath(item["tree"], self.params["weights_root"]))
+                staging = os.path.join(self.params["weights_root"], _manifest.INCOMING, os.path.relpath(item["tree"], self.params["weights_root"]))
                 needs.append(
                     _manifest.Need(item["tree"], sizes[item["name"]] - _manifest.bytes_below(item["tree"]) - _manifest.bytes_below(staging), item["name"])
                 )

@@ -187,7 +187,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_identity
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._image_stamp import Rule, stamps
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import KEPT_LOGS, keep_newest
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, identity_at, long_options, read_json
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, identity_at, long_options
 
 # Layers of a build lie on the disk beside the image until they are part of it.
 MARGIN = 2 << 30
@@ -213,9 +213,9 @@ class ImageBuild(LongModule):
     def present(self) -> dict[str, t.Any]:
         self.require_recipe()
         self.forms = stamps(self.recipe, Rule.of(self.params["label"], self.params["rule"]))
-        outcome = self.earlier()
         # One that was going on may be the build of another image for this deployment.
-        if outcome is None or (read_json(self.job.request) or {}).get("reference") != self.params["reference"]:
+        outcome = self.earlier(reference=self.params["reference"])
+        if outcome is None:
             image = self.find()
             differs = self.differs(image)
             if not must_build(self.params["mode"], self.params["unavailable"], differs):

@@ -192,7 +192,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._registry impor
     ask,
     stored_login,
 )
-from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, long_options, read_json
+from ansible_collections.sparkops.inference.plugins.module_utils._unit import LongModule, long_options
 
 OR_BUILD = "or let it be built (image_recipe, image_build=when_unavailable)"
 NEXT_STEPS = {
@@ -258,8 +258,9 @@ class ImagePull(LongModule):
     def image(self) -> Image | None:
         """The image, pulled if need be; None when check mode only predicts it."""
         self.platform = self.platform or f"linux/{normal_architecture(self.api.version()['Arch'])}"
-        outcome = self.earlier()
-        if outcome is not None and self.begun_for_this():
+        # One that was going on may be the pull of another image for this deployment.
+        outcome = self.earlier(**self.target)
+        if outcome is not None:
             return self.pulled(outcome)
         held = self.find()
         action = needs(held is not None, bool(self.digest), self.params["policy"])
@@ -276,10 +277,10 @@ class ImagePull(LongModule):
         self.changed = True
         return None if self.module.check_mode else self.pulled(self.end_of(self.begin(*self.request())))
 
-    def begun_for_this(self) -> bool:
-        """Whether the pull that was waited for is of this image: one of another may have been going on for the deployment."""
-        wanted, begun = self.request()[0], read_json(self.job.request) or {}
-        return all(begun.get(name) == wanted[name] for name in ("reference", "wanted"))
+    @property
+    def target(self) -> dict[str, str]:
+        """What the job is asked to bring."""
+        return {"reference": self.reference.tagged, "wanted": self.digest or self.reference.tag or "latest"}
 
     @property
     def wanted(self) -> str:
@@ -338,8 +339,7 @@ class ImagePull(LongModule):
         """For the job; the password goes another way."""
         wanted = {
             "socket": self.params["socket"],
-            "reference": self.reference.tagged,
-            "wanted": self.digest or self.reference.tag or "latest",
+            **self.target,
             "platform": self.platform,
             "username": self.login.username if self.login else None,
             "login_origin": self.login.origin if self.login else None,

@@ -180,9 +180,9 @@ class ImageShip(LongModule):
     area, work, program = "image", "ship", _image_ship
 
     def present(self) -> dict[str, t.Any]:
-        outcome = self.earlier()
         # One that was going on may have brought another image for this deployment.
-        if outcome is None or outcome["image"]["identity"] != self.params["image"].get("identity"):
+        outcome = self.earlier(identity=self.params["image"].get("identity"))
+        if outcome is None:
             held = self.held()
             if held is not None:
                 return self.described(held, changed=False)

@@ -117,7 +117,7 @@ def has_replica(trees: t.Sequence[str], mounts: t.Sequence[_mounts.Mount], silen
         if holder and holder.path in silent:
             continue
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            if any(".replica" in os.readlink(entry.path).split("/") for entry in entries if entry.is_symlink()):
+            if any(_manifest.REPLICA in os.readlink(entry.path).split("/") for entry in entries if entry.is_symlink()):
                 return True
     return False
 
@@ -140,7 +140,7 @@ def tree_info(item: t.Mapping[str, t.Any], root: str, mounts: t.Sequence[_mounts
     result = {"name": artefact.name, "tree": tree, "way": way_of(tree, mounts), "files": {}, "manifest": None}
     place, holder = _mounts.holding(mounts, root), _mounts.holding(mounts, tree)
     gone = place is not None and place.path in silent
-    result["staged"] = 0 if gone else _manifest.bytes_below(os.path.join(root, ".sparkops-incoming", artefact.directory))
+    result["staged"] = 0 if gone else _manifest.bytes_below(os.path.join(root, _manifest.INCOMING, artefact.directory))
     if holder and holder.path in silent:
         return {**result, "complete": False, "problems": [silent[holder.path]]}
     state = _weights_state.look(root, artefact)

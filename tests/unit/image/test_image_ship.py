@@ -372,14 +372,16 @@ def test_a_ship_of_another_image_that_was_going_on_is_not_taken_for_the_wanted_o
     begun = []
     described = {image.tag: {**from_inspect(image.document()).as_dict()} for image in (OLD, NEW)}
     outcome = {"ship": {"mode": "layers", "bytes": 1, "seconds": 1}, "notices": []}
-    monkeypatch.setattr(ship_module.ImageShip, "earlier", lambda self: {**outcome, "image": described[OLD.tag]})
+    job = nodes.folder / "target/test/jobs/ship"
+    job.mkdir(parents=True)
+    (job / "request.json").write_text(json.dumps({"run_id": "1", "identity": described[OLD.tag]["identity"]}))
     monkeypatch.setattr(ship_module.ImageShip, "require_key", lambda self: None)
     monkeypatch.setattr(ship_module.ImageShip, "begin", lambda self, request: begun.append(request["reference"]))
-    monkeypatch.setattr(ship_module.ImageShip, "end_of", lambda self, run: {**outcome, "image": described[NEW.tag]})
+    monkeypatch.setattr(ship_module.ImageShip, "end_of", lambda self, run: {**outcome, "image": described[OLD.tag if run == "1" else NEW.tag]})
     wanted = {
         "reference": NEW.tag, "image": described[NEW.tag], "address": "198.51.100.11", "source_user": "me", "origin": "spark-1",
         "key": "/key", "known_hosts": "/known", "node": "spark-2", "deployment": "test", "state_dir": str(nodes.folder / "target/test"),
-        "state_root": str(nodes.folder / "target"), "staging": str(nodes.folder / "target/ship"), "socket": nodes.target.socket_path,
+        "state_root": str(nodes.folder / "target"), "staging": str(nodes.folder / "target/ship"), "socket": nodes.target.socket_path, "run_id": "1",
     }  # fmt: skip
     assert call(ship_module, **wanted)["image"]["id"] == NEW.id and begun == [NEW.tag]
     begun.clear()

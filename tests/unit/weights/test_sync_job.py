@@ -415,7 +415,7 @@ def test_failures_are_told_apart(stderr, kind):
 
 def replica_of_the_head(group) -> pathlib.Path:
     """Where a received dataset would be mounted."""
-    place = group.root / "worker/weights" / _sync_job.REPLICA
+    place = group.root / "worker/weights" / manifests.REPLICA
     shutil.copytree(group.root / "head/weights", place)
     return place
 
