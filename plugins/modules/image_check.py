@@ -160,7 +160,8 @@ class ImageCheck:
         self.params = module.params
         self.api = DockerApi(self.params["socket"])
         self.record = Record(self.params["state_root"])
-        self.name = f"sparkops-check-{self.params['deployment']}"
+        # A forced one is the tag selftest, which may run while a start checks.
+        self.name = f"sparkops-{'selftest' if self.params['force'] else 'check'}-{self.params['deployment']}"
         self.log = os.path.join(self.params["state_dir"], "logs", time.strftime("image-check-%Y%m%dT%H%M%SZ.log", time.gmtime()))
 
     def run(self) -> dict[str, t.Any]:

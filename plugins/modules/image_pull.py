@@ -52,6 +52,12 @@ options:
       - Otherwise RV(pull_error) says why not, and another rank can ship it.
     type: bool
     default: true
+  buildable:
+    description:
+      - Whether the head may build the image, so that one which is published for other platforms only is no failure.
+      - Without that it is refused on every node, since no other rank could ship it.
+    type: bool
+    default: false
   staged:
     description: Whether the deployment is to start with this image, so that M(sparkops.inference.node_prune) keeps it.
     type: bool
@@ -199,7 +205,7 @@ NEXT_STEPS = {
     "policy": f"put the image there, set image_pull_policy=missing, {OR_BUILD}",
     "denied": f"check image_registry_username and image_registry_password, ask for the right to read this image, {OR_BUILD}",
     "missing": f"check image_reference and image_digest, {OR_BUILD}",
-    "platform": "name an image for this platform in image_reference",
+    "platform": f"name an image for this platform in image_reference, {OR_BUILD}",
     "space": "free disk space where Docker keeps its images",
     "certificate": "make the node's Docker trust this registry (its CA certificate, or insecure-registries in daemon.json)",
     "limit": "log in with image_registry_username, or wait until the limit ends",
@@ -377,10 +383,10 @@ class ImagePull(LongModule):
                 self.record.share(image.id, image.digests, source, reference=self.reference.tagged, identity=image.identity)
 
     def lack(self, kind: str, text: str) -> None:
-        """The registry gives none. Another rank may ship it, but another platform stays wrong wherever it comes from."""
+        """The registry gives none. Another rank may ship it, but what is published for another platform only has to be built."""
         self.changed = False
         self.pull_error = {"kind": kind, "text": text}
-        if self.params["required"] or kind == "platform":
+        if self.params["required"] or kind == "platform" and not self.params["buildable"]:
             self.refuse(kind, text, f"{self.wanted} for {self.platform}", NEXT_STEPS[kind])
 
     def refuse(self, name: str, found: str, wanted: str, next_step: str) -> t.NoReturn:
@@ -409,6 +415,7 @@ def main() -> None:
             "platform": {"type": "str"},
             "policy": {"type": "str", "choices": ["missing", "always", "never"], "default": "missing"},
             "required": {"type": "bool", "default": True},
+            "buildable": {"type": "bool", "default": False},
             "staged": {"type": "bool", "default": False},
             "shared": {"type": "bool", "default": False},
             "staging": {"type": "path"},

@@ -111,14 +111,23 @@ def way_of(tree: str, mounts: t.Sequence[_mounts.Mount]) -> str:
 
 
 def has_replica(trees: t.Sequence[str], mounts: t.Sequence[_mounts.Mount], silent: t.Container[str]) -> bool:
-    """Whether a revision of one of the repositories is a link into a replica. A link is known by its entry: a look at a mount may hang."""
+    """Whether the newest revision of one of the repositories is a link into a replica: older links stay when a replica is given up.
+
+    A link is known by its entry, and no mount is touched: a look at one may hang.
+    """
+    mounted = {mount.path for mount in mounts}
     for folder in {os.path.dirname(tree) for tree in trees}:
         holder = _mounts.holding(mounts, folder)
         if holder and holder.path in silent:
             continue
+        found = []
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            if any(_manifest.REPLICA in os.readlink(entry.path).split("/") for entry in entries if entry.is_symlink()):
-                return True
+            for entry in entries:
+                linked = entry.is_symlink() and _manifest.REPLICA in os.readlink(entry.path).split("/")
+                if linked or entry.is_dir(follow_symlinks=False) and entry.path not in mounted:
+                    found.append((entry.stat(follow_symlinks=False).st_mtime_ns, linked))
+        if max(found, default=(0, False))[1]:
+            return True
     return False
 
 
@@ -143,9 +152,15 @@ def tree_info(item: t.Mapping[str, t.Any], root: str, mounts: t.Sequence[_mounts
     result["staged"] = 0 if gone else _manifest.bytes_below(os.path.join(root, _manifest.INCOMING, artefact.directory))
     if holder and holder.path in silent:
         return {**result, "complete": False, "problems": [silent[holder.path]]}
+    if result["way"] == "rsync" and not os.path.lexists(tree):
+        # Its link was removed, or never made: what a replica has is not copied again.
+        replica = os.path.join(root, _manifest.REPLICA, artefact.directory)
+        found = files_of(replica)
+        if found:
+            result.update(way="zfs", files=found)
     state = _weights_state.look(root, artefact)
     result.update(complete=not state.problems, problems=state.problems, manifest=state.manifest.as_dict() if state.manifest else None)
-    return result if result["complete"] else {**result, "files": files_of(tree)}
+    return result if result["complete"] or result["files"] else {**result, "files": files_of(tree)}
 
 
 def has_module(module: AnsibleModule, name: str, loaded: t.Collection[str]) -> bool:

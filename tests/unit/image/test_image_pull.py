@@ -292,6 +292,13 @@ def test_another_platform_is_refused_before_anything_is_transferred(node):
     assert node.pulls() == []
 
 
+def test_what_the_head_may_build_is_not_refused_for_its_platform(node):
+    node.offers(offer(DIGEST, "linux/amd64"))
+    done = node.run(required=False, buildable=True)
+    assert (done["changed"], done["image"], done["pull_error"]["kind"]) == (False, {"present": False}, "platform")
+    assert "linux/amd64" in done["pull_error"]["text"] and node.pulls() == []
+
+
 def test_an_image_of_another_platform_here_does_not_count(node):
     node.has(document(IMAGE, Architecture="amd64"))
     node.offers(offer(DIGEST, "linux/amd64"))

@@ -113,6 +113,9 @@ def test_greedy_sampled_thinking_and_parallel_requests_are_sent_once_each(engine
         "chats": [{"words": 3, "temperature": 0, "max_tokens": 4}, {"words": 2, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "thinking": True}],
         "bursts": [{"parallel": 3, "words": 2, "temperature": 0}],
     }
+    # The last three arrive together: one that waits for the end of another breaks the barrier, and its connection with it.
+    together = threading.Barrier(3)
+    engine.on_request = lambda engine: len(engine.requests) > 4 and together.wait(30)
     report = _warmup.warm_up(client(engine), data, 1000, 3)
     assert (report.sent, report.skipped, report.failed) == (7, [], [])
     assert [body["prompt"] for path, body in engine.requests if path == "/v1/completions"] == ["hello", " ".join(["hello"] * 9)]

@@ -94,6 +94,25 @@ def test_a_replica_is_in_use_when_another_revision_is_a_link_into_it(look):
     assert look.at(place, "live")["replica"] is True
 
 
+def test_the_links_of_a_replica_that_was_given_up_are_history(look):
+    os.makedirs(f"{look.root}/acme--tiny/own-copy")
+    os.symlink("../.replica/acme--tiny/before", f"{look.root}/acme--tiny/before")
+    os.utime(f"{look.root}/acme--tiny/before", (1, 1), follow_symlinks=False)
+    assert look.at(os.path.dirname(look.root), "live")["replica"] is False
+    # A mount point is not looked at, and is no copy.
+    assert look.at(f"{look.root}/acme--tiny/own-copy", "live")["replica"] is True
+
+
+def test_what_a_replica_has_counts_while_its_link_is_missing(look):
+    os.makedirs(f"{look.root}/.replica/{ARTEFACT['directory']}")
+    with open(f"{look.root}/.replica/{ARTEFACT['directory']}/a.bin", "wb") as stream:
+        stream.write(b"1234567")
+    found = look.at(os.path.dirname(look.root), "live")["artefacts"][0]
+    assert (found["way"], found["complete"], found["files"]) == ("zfs", False, {"a.bin": 7})
+    os.makedirs(f"{look.root}/{ARTEFACT['directory']}")
+    assert look.at(os.path.dirname(look.root), "live")["artefacts"][0]["way"] == "rsync"
+
+
 @pytest.mark.parametrize("dead", ["", "/acme--tiny"])
 def test_no_replica_is_looked_for_on_a_share_that_does_not_answer(look, dead):
     assert look.at(look.root + dead)["replica"] is False

@@ -173,6 +173,12 @@ def test_when_nothing_fits_everything_is_said():
     assert all("no other method would work" in refusal.next_step for refusal in choice.refusals)
 
 
+def test_a_full_pool_that_has_the_replica_already_fits():
+    worker = node("spark-2", zfs={**REPLICATING, "available": 0}, artefacts=[tree(way="zfs", files={"a": 60 * MB, "b": 60 * MB})])
+    assert _sync_method.zfs_lacks({**HEAD, "zfs": REPLICATING}, [worker], Wishes(method="zfs")) == []
+    assert _sync_method.missing_bytes(HEAD, worker, "rsync") == 120 * MB
+
+
 def test_datasets_on_both_nodes_make_a_replica_possible():
     worker = node("spark-2", zfs={"dataset": "tank/w", "pool": True, "available": 500 * MB})
     head = {**HEAD, "filesystem": "zfs", "zfs": {"dataset": "tank/w", "pool": True, "exists": True, "mountpoint": ROOT, "available": 1}}

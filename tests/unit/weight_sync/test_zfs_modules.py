@@ -460,6 +460,7 @@ def test_a_receiver_that_no_signal_ends_holds_nobody(tmp_path, monkeypatch, send
         _zfs_job.ReceiveJob.pump(job, ["sh", "-c", sender], ["sh", "-c", "exec sleep 600"])
     for process in left:
         real(process)
+        process.wait()
     assert [item.id for item in refused.value.refusals] == ["sync.zfs_silent"] and "zpool clear" in str(refused.value) and left[-1].args[-1] == "exec sleep 600"
 
 
