@@ -197,8 +197,10 @@ def rsync_copy(peer: Peer, tree: str, files: t.Sequence[File], streams: int, sin
     The files are new here or differ, so they go whole. The staging folder keeps what a cut stream left, and --append goes
     on from there; a wrong beginning can't survive the hash check.
     """
+    # A stream keeps about a core busy here, and another one on the peer: more streams than cores only take turns. Each rail has one.
+    count = max(len(peer.rails), min(streams, os.cpu_count() or streams))
     workers = []
-    for number, part in enumerate(balance(files, streams)):
+    for number, part in enumerate(balance(files, count)):
         rail = peer.rails[number % len(peer.rails)]
         workers.append(lambda part=part, rail=rail: _rsync_stream(peer, rail, tree, part, sink, control))
     control.run(workers)

@@ -911,7 +911,7 @@ _WEIGHT_SYNC: dict[str, dict[str, t.Any]] = {
         "minimum": 1,
         "maximum": 32,
         "role": "weight_sync",
-        "description": "Streams per worker, balanced by size and spread over all rails.",
+        "description": "Streams per worker, balanced by size and spread over all rails; over ssh no more than the worker has cores.",
     },
     "weight_sync_rails": {
         "kind": "list",

@@ -343,6 +343,20 @@ def test_a_damaged_file_of_the_worker_before_is_named_and_taken_from_the_head(gr
     assert notice.startswith("w1: ") and "sha256" in notice
 
 
+@pytest.mark.parametrize(
+    ("streams", "cores", "rails", "count"),
+    [(4, 20, 1, 4), (4, 2, 1, 2), (4, 1, 1, 1), (1, 20, 1, 1), (1, 2, 2, 2), (4, 2, 3, 3), (4, None, 1, 4)],
+)
+def test_over_ssh_no_more_streams_than_cores_and_one_for_each_rail(monkeypatch, streams, cores, rails, count):
+    seen = []
+    monkeypatch.setattr(_node_copy.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(_node_copy, "_rsync_stream", lambda peer, rail, tree, files, sink, control: seen.append((rail, len(files))))
+    addresses = tuple(f"198.51.100.{number}" for number in range(rails))
+    peer = _node_copy.Peer("head", addresses[0], addresses, "alice", "/w", "/dev/null", "/dev/null")
+    _node_copy.rsync_copy(peer, "/w/t", [File(f"{number}", 10, "0") for number in range(12)], streams, None, _node_copy.Streams())
+    assert len(seen) == count and sum(files for _rail, files in seen) == 12 and {rail for rail, _files in seen} == set(addresses)
+
+
 @pytest.mark.parametrize(("step", "taken"), [(100_000, {"w1"}), (0, {"w1", "head"})])
 def test_a_large_file_that_comes_slowly_is_waited_for_and_one_that_does_not_move_is_not(group, monkeypatch, step, taken):
     """Else every worker of a chain takes the shards of a large model from the head."""
