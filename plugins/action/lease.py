@@ -34,6 +34,7 @@ class ActionModule(ActionBase):
         task_vars = task_vars or {}
         result = super().run(tmp, task_vars)
         arguments = {**self._task.args, "run_id": run_id(), "owner": f"{getpass.getuser()}@{socket.gethostname()}"}
+        arguments["node"] = self._task.delegate_to or task_vars.get("inventory_hostname", "")
         answer = self._execute_module(module_name=MODULE, module_args=arguments, task_vars=task_vars)
         holder = answer.get("lease") or {}
         if answer.get("held") is False and holder and self._task.args.get("state", "held") == "held" and has_ended(holder["run_id"]):
@@ -46,7 +47,7 @@ class ActionModule(ActionBase):
         if answer.get("held") is False and self._task.args.get("state", "held") == "held":
             refusal = Refusal(
                 id="lease.held",
-                node=task_vars.get("inventory_hostname", ""),
+                node=arguments["node"],
                 thing=f"lease of {os.path.basename(self._task.args['state_dir'])}",
                 found=f"held by {holder.get('owner')} (run {holder.get('run_id')}), expires in {max(0.0, holder.get('expires', 0) - time.time()):.0f} s",
                 wanted="no other run",

@@ -41,6 +41,10 @@ options:
   owner:
     description: Who started this run; set by the action plugin.
     type: str
+  node:
+    description: Name of this node, for messages; set by the action plugin.
+    type: str
+    default: ""
   seconds:
     description: Time until the lease expires.
     type: int
@@ -74,11 +78,13 @@ notice:
 import errno
 import fcntl
 import os
+import pwd
 import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import LEASE_SECONDS, read_json, write_json
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal, fail
 
 
 def decide(present: t.Mapping[str, t.Any], run_id: str, ended_run: str, now: float) -> tuple[bool, str]:
@@ -99,6 +105,7 @@ def main() -> None:
             "state_dir": {"type": "path", "required": True},
             "run_id": {"type": "str"},
             "owner": {"type": "str"},
+            "node": {"type": "str", "default": ""},
             "seconds": {"type": "int", "default": LEASE_SECONDS},
             "ended_run": {"type": "str"},
         },
@@ -110,8 +117,17 @@ def main() -> None:
     if module.check_mode:
         module.exit_json(changed=False, held=True, lease={}, notice="")
     path = os.path.join(params["state_dir"], "lease.json")
-    os.makedirs(params["state_dir"], mode=0o750, exist_ok=True)
-    with open(f"{path}.lock", "w", encoding="utf-8") as lock:
+    if params["state"] == "released" and not os.path.exists(path):
+        module.exit_json(changed=False, held=False, lease={}, notice="")
+    try:
+        os.makedirs(params["state_dir"], mode=0o750, exist_ok=True)
+        lock = open(f"{path}.lock", "w", encoding="utf-8")
+    except PermissionError as exc:
+        found = f"{exc.filename}: not writable for {pwd.getpwuid(os.geteuid()).pw_name}"
+        next_step = "run the bootstrap play, which makes it, as the account that runs this play"
+        thing = f"state of {os.path.basename(params['state_dir'])}"
+        fail(module, [Refusal("lease.state", params["node"], thing, found, "a folder that this account may write", next_step)])
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may come in the same instant
         present, now = read_json(path, {}), time.time()
         allowed, notice = decide(present, params["run_id"], params["ended_run"] or "", now)

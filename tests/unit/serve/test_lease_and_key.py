@@ -70,6 +70,20 @@ def test_the_lease_is_taken_kept_refused_and_released(tmp_path, capsys):
     assert not (tmp_path / "dep/lease.json").exists()
 
 
+def test_a_head_that_was_never_set_up_is_named(tmp_path, capsys, monkeypatch):
+    mine = {"state_dir": str(tmp_path / "dep"), "run_id": "me", "owner": "alice", "node": "spark-1"}
+    released = run(lease, capsys, **mine, state="released")
+    assert released["held"] is False and not (tmp_path / "dep").exists()
+
+    def denied(path, **_unused):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(lease.os, "makedirs", denied)
+    refused = run(lease, capsys, **mine)
+    assert "held" not in refused and refused["msg"].startswith(f"spark-1: state of dep: found {tmp_path / 'dep'}: not writable for ")
+    assert "bootstrap" in refused["msg"] and "[lease.state]" in refused["msg"]
+
+
 def test_an_expired_lease_is_taken_over_with_a_notice(tmp_path, capsys):
     folder = tmp_path / "dep"
     folder.mkdir()
