@@ -34,7 +34,7 @@ class ActionModule(ActionBase):
         task_vars = task_vars or {}
         result = super().run(tmp, task_vars)
         arguments = {**self._task.args, "run_id": run_id(), "owner": f"{getpass.getuser()}@{socket.gethostname()}"}
-        arguments["node"] = self._task.delegate_to or task_vars.get("inventory_hostname", "")
+        arguments.setdefault("node", self._task.delegate_to or task_vars.get("inventory_hostname", ""))
         answer = self._execute_module(module_name=MODULE, module_args=arguments, task_vars=task_vars)
         holder = answer.get("lease") or {}
         if answer.get("held") is False and holder and self._task.args.get("state", "held") == "held" and has_ended(holder["run_id"]):
