@@ -144,6 +144,8 @@ class Build:
         image = from_inspect(document)
         if len(image.layers) > MAX_LAYERS:
             raise Refused(self.refusal("layers", f"{len(image.layers)} layers", f"at most {MAX_LAYERS}: a worker cannot load more"))
+        if image.platform != self.request["platform"]:
+            raise Refused(self.refusal("platform", f"an image for {image.platform}", f"one for {self.request['platform']}"))
         name, dummy, tag = self.reference.rpartition(":")
         self.api.call("POST", f"/images/{image.id}/tag", query={"repo": name, "tag": tag})
 

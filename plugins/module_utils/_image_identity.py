@@ -125,6 +125,11 @@ def normal_architecture(name: str) -> str:
     return _ARCHITECTURES.get(name, name)
 
 
+def own_platform(version: t.Mapping[str, t.Any]) -> str:
+    """What an engine runs without emulation; from C(/version)."""
+    return f"linux/{normal_architecture(version['Arch'])}"
+
+
 def _number(value: t.Any) -> int:
     return value if isinstance(value, int) else 0
 

@@ -38,6 +38,11 @@ options:
     description: Checkout of the recipe on this node, with a C(Dockerfile) in it.
     type: path
     required: true
+  platform:
+    description:
+      - Platform such as V(linux/arm64) that the image must have. The engine's own by default.
+      - An image of another platform counts as none, and a build of another one is refused.
+    type: str
   label:
     description: Label of the image that holds the stamp.
     type: str
@@ -183,7 +188,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _image_build
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
 from ansible_collections.sparkops.inference.plugins.module_utils._image_build import floating_bases
-from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import Image, from_inspect
+from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import Image, from_inspect, own_platform
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._image_stamp import Rule, stamps
 from ansible_collections.sparkops.inference.plugins.module_utils._rank_state import KEPT_LOGS, keep_newest
@@ -207,12 +212,14 @@ class ImageBuild(LongModule):
         super().__init__(module)
         self.recipe: str = self.params["recipe"]
         self.api = DockerApi(self.params["socket"])
+        self.platform: str = self.params["platform"] or ""
         self.forms: list[str] = []
         self.notices: list[str] = []
 
     def present(self) -> dict[str, t.Any]:
         self.require_recipe()
         self.forms = stamps(self.recipe, Rule.of(self.params["label"], self.params["rule"]))
+        self.platform = self.platform or own_platform(self.api.version())
         # One that was going on may be the build of another image for this deployment.
         outcome = self.earlier(reference=self.params["reference"])
         if outcome is None:
@@ -242,7 +249,9 @@ class ImageBuild(LongModule):
 
     def find(self) -> Image | None:
         document = self.api.inspect_image(self.params["reference"])
-        return from_inspect(document, Record(self.params["state_root"]).digests(document["Id"])) if document else None
+        image = from_inspect(document, Record(self.params["state_root"]).digests(document["Id"])) if document else None
+        # The published image of another platform may lie here under this name, and has the same stamp.
+        return image if image and image.platform == self.platform else None
 
     def differs(self, image: Image | None) -> bool:
         return image is None or image.labels.get(self.params["label"]) not in self.forms
@@ -279,7 +288,7 @@ class ImageBuild(LongModule):
             keep_newest(os.path.dirname(log), "image-build-*.log", KEPT_LOGS - 1)
         wanted = {name: params[name] for name in ("reference", "recipe", "label", "build_args", "base", "inputs", "node", "socket")}
         # The notices are for the call that sees the end, which is seldom this one.
-        return {**wanted, "stamp": self.forms[0], "log": log, "notices": self.notices}
+        return {**wanted, "platform": self.platform, "stamp": self.forms[0], "log": log, "notices": self.notices}
 
     def share(self, image: Image | None) -> bool:
         """Let the peers have it. Says whether that is new."""
@@ -309,6 +318,7 @@ def main() -> None:
         argument_spec={
             "reference": {"type": "str", "required": True},
             "recipe": {"type": "path", "required": True},
+            "platform": {"type": "str"},
             "label": {"type": "str", "default": "sparkops.recipe.stamp"},
             "rule": {"type": "dict"},
             "mode": {"type": "str", "choices": ["never", "when_unavailable", "on_stamp_change", "always"], "default": "never"},

@@ -186,7 +186,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_identity
     Image,
     Reference,
     from_inspect,
-    normal_architecture,
+    own_platform,
     parse_reference,
 )
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
@@ -263,7 +263,7 @@ class ImagePull(LongModule):
 
     def image(self) -> Image | None:
         """The image, pulled if need be; None when check mode only predicts it."""
-        self.platform = self.platform or f"linux/{normal_architecture(self.api.version()['Arch'])}"
+        self.platform = self.platform or own_platform(self.api.version())
         # One that was going on may be the pull of another image for this deployment.
         outcome = self.earlier(**self.target)
         if outcome is not None:

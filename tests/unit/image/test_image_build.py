@@ -207,6 +207,7 @@ class Head:
     def __init__(self, folder, recipe, engine, monkeypatch):
         self.folder, self.recipe, self.engine = folder, recipe, engine
         engine.routes[("GET", "/info")] = {"DockerRootDir": str(folder)}
+        engine.routes[("GET", "/version")] = {"Arch": "arm64"}
         (folder / "bin").mkdir()
         (folder / "state").mkdir()
         self.client(0)
@@ -218,9 +219,10 @@ class Head:
         path.write_text(DOCKER.format(folder=self.folder, code=code, last=last))
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
-    def image(self, stamp, layers=3, name=TAGGED):
+    def image(self, stamp, layers=3, name=TAGGED, architecture="arm64"):
         found = document(
             Id=f"sha256:{layers:064}",
+            Architecture=architecture,
             RepoTags=[name],
             RepoDigests=[],
             config={"Labels": {"dsv41.recipe.stamp": stamp}},
@@ -328,6 +330,24 @@ def test_too_many_layers_never_get_the_name(head):
     head.image(head.stamp, layers=124, name=f"{TAGGED}-building")
     result = head.run(mode="always")
     assert "image.layers" in result["msg"] and "124 layers" in result["msg"]
+    assert not [path for path in head.engine.asked("POST") if path.endswith("/tag")]
+
+
+@pytest.mark.parametrize("platform", [None, "linux/arm64"])
+def test_the_published_image_of_another_platform_does_not_stand_for_the_wanted_one(head, platform):
+    """It lies under the name and was made of this very recipe, so its stamp is right."""
+    head.image(head.stamp, architecture="amd64")
+    wanted = {"mode": "when_unavailable", "unavailable": True, "platform": platform}
+    assert head.run(check=True, **wanted)["known_after"] == ["image"]
+    head.image(head.stamp, layers=5, name=f"{TAGGED}-building")
+    assert head.run(**wanted)["image"]["platform"] == "linux/arm64"
+    assert (head.folder / "argv").exists()
+
+
+def test_a_build_for_another_platform_never_gets_the_name(head):
+    head.image(head.stamp, name=f"{TAGGED}-building", architecture="amd64")
+    result = head.run(mode="always")
+    assert "image.platform" in result["msg"] and "linux/amd64" in result["msg"] and "linux/arm64" in result["msg"]
     assert not [path for path in head.engine.asked("POST") if path.endswith("/tag")]
 
 
