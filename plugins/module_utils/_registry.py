@@ -62,7 +62,9 @@ class Login:
 
     def header(self, registry: str) -> dict[str, str]:
         """The header by which the engine gets it for one request; it is stored nowhere."""
-        content = {"username": self.username, "password": self.password, "serveraddress": registry}
+        # A containerd store sends a login to no other host than this one, and does not know Docker Hub as docker.io.
+        server = DOCKER_HUB_LOGIN if registry == "docker.io" else registry
+        content = {"username": self.username, "password": self.password, "serveraddress": server}
         return {"X-Registry-Auth": base64.urlsafe_b64encode(json.dumps(content).encode()).decode()}
 
 

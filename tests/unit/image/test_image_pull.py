@@ -163,6 +163,11 @@ def test_asking_sends_the_login_in_a_header_and_normalises_platforms():
     assert json.loads(base64.urlsafe_b64decode(header)) == {"username": "me", "password": "secret", "serveraddress": "registry.example"}
 
 
+def test_a_login_at_docker_hub_names_it_as_the_engines_do():
+    header = Login("me", "secret", "x").header(parse_reference("docker.io/team/app:1").registry)["X-Registry-Auth"]
+    assert json.loads(base64.urlsafe_b64decode(header))["serveraddress"] == "https://index.docker.io/v1/"
+
+
 def test_a_pull_that_fails_in_its_stream_is_an_error(tmp_path):
     progress = _unit.Progress(str(tmp_path / "p.json"))
     with FakeDocker({("POST", "/images/create"): b'{"status": "x"}\n{"error": "manifest unknown"}'}) as engine, pytest.raises(RegistryError) as error:
