@@ -154,6 +154,7 @@ class Ship:
     def by_layers(self, lack: Lack) -> None:
         """The engine unpacks while the layers come. After a cut it gets once more what is staged, and then the rest."""
         staging = Staging(self.staged)
+        self.drop_damaged(staging, lack.layers)
         self.require_space(lack.size - staging.held_bytes(lack.layers), lack.size)
         self.progress.begin("ship", lack.size, f"{len(lack.layers)} layers from {self.source.name}")
         for attempt in range(1, ATTEMPTS + 1):
@@ -166,6 +167,13 @@ class Ship:
                     raise
             finally:
                 self.bytes += staging.held_bytes(lack.layers) - before
+
+    def drop_damaged(self, staging: Staging, layers: t.Iterable[str]) -> None:
+        """After a power cut a file may have its final name and not its bytes: the engine would refuse it in every run."""
+        self.progress.message = "verifying the layers that came before"
+        for path in filter(None, map(staging.complete, layers)):
+            if f"sha256:{sha256_of(path)}" != staging.blob(path).digest:
+                os.unlink(path)
 
     def archive(self, lack: Lack, staging: Staging) -> t.Generator[bytes, None, None]:
         self.progress.done = 0

@@ -231,6 +231,17 @@ def test_a_layer_with_other_content_is_thrown_away_and_fetched_again(pair):
     assert nodes.ship(NEW)["image"]["present"]
 
 
+@pytest.mark.parametrize("content", [b"", b"x" * 1000])
+def test_a_staged_layer_that_was_damaged_is_thrown_away_and_fetched_again(pair, content):
+    """A power cut may leave a file with its final name and without its bytes: no run would ever get past it."""
+    nodes = pair()
+    staging = image_source.Staging(str(nodes.folder / "target/ship" / from_inspect(NEW.document()).identity[7:23]))
+    with open(staging.path(image_source.Blob(NEW.layers[0], NEW.layers[0], 0, "")), "wb") as stream:
+        stream.write(content)
+    result = nodes.ship(NEW, "layers")
+    assert result["image"]["present"] and result["ship"]["bytes"] >= len(BIG)
+
+
 @pytest.mark.parametrize("mode", ["archive", "stream"])
 def test_whole_archives(pair, mode, tmp_path):
     if mode == "archive" and shutil.which("rsync") is None:
