@@ -202,7 +202,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._unit import Lo
 
 OR_BUILD = "or let it be built (image_recipe, image_build=when_unavailable)"
 NEXT_STEPS = {
-    "policy": f"put the image there, set image_pull_policy=missing, {OR_BUILD}",
+    "policy": f"run the image play with image_pull_policy=missing, put the image there, {OR_BUILD}",
     "denied": f"check image_registry_username and image_registry_password, ask for the right to read this image, {OR_BUILD}",
     "missing": f"check image_reference and image_digest, {OR_BUILD}",
     "platform": f"name an image for this platform in image_reference, {OR_BUILD}",

@@ -185,7 +185,7 @@ class ImageShip(LongModule):
         if outcome is None:
             held = self.held()
             if held is not None:
-                return self.described(held, changed=False)
+                return self.described(held, changed=self.remember(held))
             if self.module.check_mode:
                 return self.described({"present": True}, changed=True, known_after=["image"])
             self.require_key()
@@ -205,6 +205,17 @@ class ImageShip(LongModule):
             return None
         image = from_inspect(document, Record(self.params["state_root"]).digests(document["Id"])).as_dict()
         return image if compare(source, image).same else None
+
+    def remember(self, held: dict[str, t.Any]) -> bool:
+        """What somebody else loaded here has no registry digest: a restart, which ships nothing, would not find the pinned image. Says whether it is new."""
+        digests = set(held["digests"]) | set(self.params["image"].get("digests", []))
+        if digests == set(held["digests"]):
+            return False
+        if not self.module.check_mode:
+            more = {"reference": self.params["reference"], "identity": held["identity"], "source": self.params["origin"]}
+            Record(self.params["state_root"]).note(held["id"], digests, **more)
+        held["digests"] = sorted(digests)
+        return True
 
     def require_key(self) -> None:
         if not os.path.exists(self.params["key"]):

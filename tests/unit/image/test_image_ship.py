@@ -26,6 +26,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_record i
 from ansible_collections.sparkops.inference.plugins.module_utils._image_archive import canonical
 from ansible_collections.sparkops.inference.plugins.module_utils._image_ship import Dropped, Lack, Ship
 from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused
+from ansible_collections.sparkops.inference.plugins.modules import image_pull
 from ansible_collections.sparkops.inference.plugins.modules import image_ship as ship_module
 from image_engine import Engine, EngineImage, archive_of
 from module_call import call
@@ -376,6 +377,27 @@ def test_whose_the_image_is_is_noted_by_the_module(pair):
     assert not state.exists()
     assert call(ship_module, **wanted)["changed"] is False
     assert json.loads((state / "staged.json").read_text())["image"] == NEW.id
+
+
+def test_an_image_that_somebody_else_loaded_here_gets_the_digest_of_the_source(pair):
+    """Without it a restart, which looks for the pinned digest and ships nothing, would refuse this node for ever."""
+    loaded = EngineImage(list(NEW.content.values()), NEW.tag, **NEW.settings)
+    nodes = pair(loaded)
+    common = {
+        "node": "spark-2", "deployment": "test", "state_dir": str(nodes.folder / "target/test"), "state_root": str(nodes.folder / "target"),
+        "socket": nodes.target.socket_path,
+    }  # fmt: skip
+    wanted = {
+        "reference": NEW.tag, "image": from_inspect(NEW.document()).as_dict(), "address": "198.51.100.11", "source_user": "me", "origin": "spark-1",
+        "key": "/key", "known_hosts": "/known", "staging": str(nodes.folder / "target/ship"), **common,
+    }  # fmt: skip
+    predicted = call(ship_module, check=True, **wanted)
+    assert predicted["changed"] and predicted["image"]["digests"] == NEW.digests and not nodes.target_record.read()["images"]
+    restart = {"reference": NEW.tag, "digest": NEW.digests[0], "policy": "never", **common}
+    assert "image.policy" in call(image_pull, **restart)["msg"]
+    assert call(ship_module, **wanted)["changed"] and not nodes.target.loaded and not nodes.calls.exists()
+    assert call(image_pull, **restart)["image"]["id"] == loaded.id
+    assert not call(ship_module, **wanted)["changed"]
 
 
 def test_a_ship_of_another_image_that_was_going_on_is_not_taken_for_the_wanted_one(pair, monkeypatch):
