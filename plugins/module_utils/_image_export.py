@@ -359,12 +359,34 @@ def api_version(api: DockerApi) -> tuple[int, ...]:
     return tuple(int(part) for part in api.version()["ApiVersion"].split("."))
 
 
-def require_room(api: DockerApi, document: t.Mapping[str, t.Any]) -> None:
-    """A classic store saves into a temporary directory of its own before the first byte comes out."""
+def require_room(api: DockerApi, document: t.Mapping[str, t.Any], folder: str | None = None) -> None:
+    """A classic store saves into a temporary directory of its own before the first byte comes out. The archive may go into a ``folder``."""
     info = api.info()
-    free = shutil.disk_usage(info["DockerRootDir"]).free
-    if not containerd_store(info) and free < document["Size"]:
-        raise ExportError(f"{info['DockerRootDir']} of the source has {free} bytes free, and docker save needs {document['Size']} there")
+    lack = lack_of_space((info["DockerRootDir"], 0 if containerd_store(info) else document["Size"]), (folder or "/", document["Size"] if folder else 0))
+    if lack:
+        place, size, free = lack
+        advice = "; image_staging names another directory" if folder else ""
+        raise ExportError(f"{place} of the source has {free} bytes free, and docker save needs {size} there{advice}")
+
+
+def lack_of_space(*demands: tuple[str, int], margin: int = 0) -> tuple[str, int, int] | None:
+    """The first filesystem without room for all that is to lie there at once: a place on it, what is needed and what is free."""
+    needed: dict[int, tuple[str, int]] = {}
+    for path, size in demands:
+        place = existing(path)
+        device = os.stat(place).st_dev
+        needed[device] = (place, needed.get(device, (place, 0))[1] + size)
+    for place, size in needed.values():
+        free = shutil.disk_usage(place).free
+        if size and size + margin > free:
+            return place, size + margin, free
+    return None
+
+
+def existing(path: str) -> str:
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 class Exporter:

@@ -38,6 +38,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_export i
     ExportError,
     Receiver,
     containerd_store,
+    lack_of_space,
     one_platform,
 )
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import Image, compare, from_inspect, present_prefix
@@ -330,16 +331,7 @@ class Ship:
 
     def lack_of_space(self, staged: int, loaded: int) -> tuple[str, int, int] | None:
         """Both are counted, on one filesystem or on two: staged layers stay until the engine has them."""
-        demands: dict[int, tuple[str, int]] = {}
-        for path, size in ((self.staging_root, staged), (self.api.info()["DockerRootDir"], loaded)):
-            place = existing(path)
-            device = os.stat(place).st_dev
-            demands[device] = (place, demands.get(device, (place, 0))[1] + size)
-        for place, size in demands.values():
-            free = shutil.disk_usage(place).free
-            if size and size + MARGIN > free:
-                return place, size + MARGIN, free
-        return None
+        return lack_of_space((self.staging_root, staged), (self.api.info()["DockerRootDir"], loaded), margin=MARGIN)
 
     def require_space(self, staged: int, loaded: int) -> None:
         lack = self.lack_of_space(staged, loaded)
@@ -401,12 +393,6 @@ def sha256_of(path: str) -> str:
     for piece in file_pieces(path):
         digest.update(piece)
     return digest.hexdigest()
-
-
-def existing(path: str) -> str:
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return path
 
 
 def main(words: t.Sequence[str]) -> int:

@@ -194,14 +194,12 @@ def image_archive(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
 
 
 def make_archive(api: DockerApi, document: dict[str, t.Any], path: str) -> None:
-    free = shutil.disk_usage(os.path.dirname(path)).free
-    if document["Size"] > free:
-        raise Refused(f"{os.path.dirname(path)} has {free} bytes free and the archive needs {document['Size']}; image_staging names another directory")
+    require_room(api, document, os.path.dirname(path))
     digest = hashlib.sha256()
     try:
         with open(path, "wb") as target:
             give_whole(PassedOn(saved(api, document), target.write, digest.update))
-    except Refused:
+    except BaseException:
         os.unlink(path)
         raise
     with open(path + ".json", "w", encoding="utf-8") as stream:

@@ -6,12 +6,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import importlib.util
 import io
 import json
 import os
 import pathlib
+import shutil
 import sys
 
 import pytest
@@ -132,6 +135,33 @@ def test_an_archive_that_no_engine_could_load_is_told_by_its_source(source, stat
         assert told.out == given
     else:
         assert [path.read_bytes() for path in (state / "ship").glob("*.tar")] == ([] if lacking else [given])
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("anything")])
+def test_half_an_archive_does_not_stay_on_the_disk_of_a_head_that_serves(source, state, monkeypatch, error):
+    Record(str(state)).note(IMAGE.id)
+
+    def pieces():
+        yield archive_of({"manifest.json": b"[]"})[:600]
+        raise error
+
+    monkeypatch.setattr(source, "saved", lambda api, document: pieces())
+    with contextlib.suppress(RuntimeError):
+        assert source.main(["image-archive", IMAGE.id]) == 1
+    assert os.listdir(state / "ship") == []
+
+
+@pytest.mark.parametrize(("factor", "refused"), [(1.5, True), (2.5, False)])
+def test_an_archive_needs_room_for_what_docker_save_holds_beside_it(source, state, monkeypatch, capsys, factor, refused):
+    """Both lie on one filesystem here: a classic store keeps its own copy until the last byte has come out."""
+    Record(str(state)).note(IMAGE.id)
+    free = int(IMAGE.document()["Size"] * factor)
+    engine_root = state / "docker"
+    engine_root.mkdir()
+    monkeypatch.setattr(source.DockerApi, "info", lambda self: {"DriverStatus": [], "DockerRootDir": str(engine_root)})
+    monkeypatch.setattr(source.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, free))
+    assert source.main(["image-archive", IMAGE.id]) == (1 if refused else 0)
+    assert (f"{free} bytes free" in capsys.readouterr().err) is refused
 
 
 def test_one_archive_for_several_receivers_and_none_forgotten(source, state, monkeypatch):
