@@ -55,7 +55,7 @@ def parse_reference(text: str) -> Reference:
     path, slash, last = rest.rpartition("/")
     last, colon, tag = last.partition(":")
     name = path + slash + last
-    if not re.fullmatch(r"([\w.-]+(:\d+)?/)?[a-z0-9._/-]+", name) or (colon and not re.fullmatch(r"\w[\w.-]{0,127}", tag)):
+    if not re.fullmatch(r"((\[[0-9a-fA-F:]+\]|[\w.-]+)(:\d+)?/)?[a-z0-9._/-]+", name) or (colon and not re.fullmatch(r"\w[\w.-]{0,127}", tag)):
         raise ValueError(f"{text!r} is not an image reference such as registry.example/team/name:tag")
     return Reference(_familiar(name), tag or None, digest or None)
 

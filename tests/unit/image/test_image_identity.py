@@ -77,6 +77,8 @@ def test_names_of_architectures():
         ("docker.io/vllm/vllm-openai:x", "vllm/vllm-openai", "x", None, "docker.io"),
         ("192.0.2.1:5000/team/app:1", "192.0.2.1:5000/team/app", "1", None, "192.0.2.1:5000"),
         ("localhost/app:1", "localhost/app", "1", None, "localhost"),
+        ("[2001:db8::1]:5000/team/app:1", "[2001:db8::1]:5000/team/app", "1", None, "[2001:db8::1]:5000"),
+        ("[2001:db8::1]/team/app:1", "[2001:db8::1]/team/app", "1", None, "[2001:db8::1]"),
         (f"registry.example/team/app@{DIGEST}", "registry.example/team/app", None, DIGEST, "registry.example"),
         (f"registry.example:5000/app:2.9bpw@{DIGEST}", "registry.example:5000/app", "2.9bpw", DIGEST, "registry.example:5000"),
     ],
