@@ -14,11 +14,11 @@ from ansible_collections.sparkops.inference.plugins.module_utils._refusal import
 
 def image_differs(own: t.Mapping[str, t.Any], head: t.Mapping[str, t.Any]) -> bool:
     """Whether a rank has to get the head's image. What check mode only predicts can't be compared: a rank with an image is then taken as
-    equal, unless the head is going to have another one and the rank could not ask for that."""
-    if not own.get("present"):
+    equal, unless the head is going to build another one, or to follow a tag where the rank could not ask and has what the head had."""
+    if not own.get("present") or head.get("built"):
         return True
     if not own.get("identity") or not head.get("identity"):
-        return bool(own.get("unasked"))
+        return bool(own.get("unasked")) or bool(own.get("identity")) and own["identity"] == head.get("replaces")
     return not compare(head, own).same
 
 

@@ -219,6 +219,16 @@ class ImageBuild(LongModule):
     def present(self) -> dict[str, t.Any]:
         self.require_recipe()
         self.forms = stamps(self.recipe, Rule.of(self.params["label"], self.params["rule"]))
+        try:
+            return self.built_or_not()
+        except DockerError:
+            if not self.module.check_mode:
+                raise
+            # Bootstrap may still install Docker, or give the right to use it.
+            changed = must_build(self.params["mode"], self.params["unavailable"], differs=True)
+            return self.described(None, changed, known_after=["bootstrap"] if changed else [])
+
+    def built_or_not(self) -> dict[str, t.Any]:
         self.platform = self.platform or own_platform(self.api.version())
         # One that was going on may be the build of another image for this deployment.
         outcome = self.earlier(reference=self.params["reference"])
@@ -304,7 +314,7 @@ class ImageBuild(LongModule):
         about = {"stamp": self.forms[0], "image_stamp": image.labels.get(self.params["label"], "") if image else "", "differs": self.differs(image)}
         found: dict[str, t.Any] = {"present": image is not None, "reference": self.params["reference"]}
         if known_after:
-            found.update(present=True, digest=None)
+            found.update(present=True, digest=None, built=about["differs"])
         elif image is not None:
             found.update(image.as_dict(), digest=min(image.digests, default=None))
         # Where nothing was built the image that was pulled is the one.

@@ -238,6 +238,7 @@ class ImagePull(LongModule):
         self.record = Record(self.params["state_root"])
         self.login = self.given_login()
         self.changed = False
+        self.replaces: str | None = None
         self.notices: list[str] = []
         self.pull_error: dict[str, str] = {}
 
@@ -281,6 +282,7 @@ class ImagePull(LongModule):
             raise RegistryError("platform", f"{self.wanted} exists for {', '.join(offer.platforms)}")
         self.check_space()
         self.changed = True
+        self.replaces = held.identity if held else None
         return None if self.module.check_mode else self.pulled(self.end_of(self.begin(*self.request())))
 
     @property
@@ -394,7 +396,8 @@ class ImagePull(LongModule):
 
     def predicted(self, after: str) -> dict[str, t.Any]:
         self.changed = True
-        return self.described({"present": True, "reference": self.reference.tagged, "digest": self.digest}, known_after=[after])
+        found = {"present": True, "reference": self.reference.tagged, "digest": self.digest, "replaces": self.replaces}
+        return self.described(found, known_after=[after])
 
     def described(self, image: dict[str, t.Any], **more: t.Any) -> dict[str, t.Any]:
         facts = {"spark_image": image}

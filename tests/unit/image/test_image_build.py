@@ -319,6 +319,21 @@ def test_the_newest_ten_logs_of_builds_stay_and_those_of_others(head):
     assert names.issuperset([*old[3:], *others]) and not names & set(old[:3]) and len(names) == 10 + len(others)
 
 
+@pytest.mark.parametrize(("stamp", "built"), [("published", True), (None, False)])
+def test_a_prediction_says_whether_nobody_can_have_the_image_yet(head, stamp, built):
+    """A build of the same recipe may come out of the builder's cache as what is there."""
+    head.image(stamp or head.stamp)
+    assert head.run(mode="always", check=True)["ansible_facts"]["spark_image"]["built"] is built
+
+
+@pytest.mark.parametrize(("mode", "changed"), [("never", False), ("when_unavailable", False), ("on_stamp_change", True), ("always", True)])
+def test_an_engine_that_bootstrap_may_still_install_is_no_failure_of_a_prediction(head, tmp_path, mode, changed):
+    predicted = head.run(mode=mode, check=True, socket=str(tmp_path / "none"))
+    assert (predicted["rc"], predicted.get("changed"), predicted.get("notices")) == (0, changed, []), predicted
+    assert ("spark_image" in predicted["ansible_facts"]) is changed
+    assert "image.engine" in head.run(mode=mode, socket=str(tmp_path / "none"))["msg"]
+
+
 def test_a_build_that_fails_shows_its_last_lines(head):
     head.client(7, "\n".join(f"line {number}" for number in range(100)))
     result = head.run(mode="always")

@@ -225,6 +225,14 @@ PLAN = {"nodes": ["spark-1", "spark-2", "spark-3"], "head": "spark-1", "image": 
         ({**HEAD, "unasked": True}, {"present": True}, True),
         ({**HEAD, "unasked": True}, HEAD, False),
         ({"present": False}, {"present": True}, True),
+        # The head is going to build one that nobody has yet, whatever this rank has or pulls.
+        (HEAD, {"present": True, "built": True}, True),
+        ({"present": True}, {"present": True, "built": True}, True),
+        (HEAD, {"present": True, "built": False}, False),
+        # The head alone may ask the registry, and is going to follow the tag; this rank has what the head had, or the new one.
+        (HEAD, {"present": True, "replaces": HEAD["identity"]}, True),
+        (HEAD, {"present": True, "replaces": "sha256:8"}, False),
+        ({"present": True}, {"present": True, "replaces": HEAD["identity"]}, False),
     ],
 )
 def test_who_has_to_get_the_image(own, head, differs):

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from ansible_collections.sparkops.inference.plugins.module_utils import _registry, _unit
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi
-from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import parse_reference
+from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import from_inspect, parse_reference
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._registry import Login, RegistryError, ask, classify, stored_login
 from ansible_collections.sparkops.inference.plugins.modules import image_pull
@@ -276,7 +276,8 @@ def test_always_follows_a_tag_that_has_moved(node, digest, changed):
     node.has(IMAGE)
     node.offers(offer(digest))
     node.after_pull = document(IMAGE, Id="sha256:" + "7" * 64, RepoDigests=[f"{NAME}@{OTHER_DIGEST}"])
-    assert node.run(policy="always", check=True)["changed"] is changed
+    predicted = node.run(policy="always", check=True)
+    assert predicted["changed"] is changed and predicted["image"].get("replaces") == (from_inspect(IMAGE).identity if changed else None)
     result = node.run(policy="always")
     assert result["changed"] is changed and result["image"]["digest"] == digest
     assert not node.run(policy="always")["changed"]

@@ -32,6 +32,28 @@ def test_a_restart_takes_the_image_that_was_built_for_the_pinned_one(mode, recip
     assert variable("__image_pin_of_what_is_there", mode, recipe) == pin
 
 
+PULLED = {"present": True, "identity": "sha256:1"}
+
+
+@pytest.mark.parametrize(
+    ("image", "mode", "asked"),
+    [
+        (PULLED, "never", True),
+        ({"present": False}, "when_unavailable", True),
+        # Check mode predicts a pull: nobody knows the stamp of what it will bring.
+        ({"present": True}, "never", False),
+        ({"present": True}, "on_stamp_change", False),
+        ({"present": True}, "always", True),
+    ],
+)
+def test_the_stamp_of_an_image_that_is_only_predicted_is_not_compared(image, mode, asked):
+    with open(os.path.join(ROOT, "roles/image/tasks/main.yml"), encoding="utf-8") as stream:
+        task = next(task for task in yaml.safe_load(stream) if task.get("ansible.builtin.import_tasks") == "build.yml")
+    known = {"spark_rank": 0, "spark_image": image, "spark_plan": {"settings": {"image_recipe": "/r", "image_build": mode}}}
+    templar = Templar(DataLoader(), variables=known)
+    assert all(templar.evaluate_conditional(trust_as_template(condition)) for condition in task["when"]) is asked
+
+
 @pytest.mark.parametrize(
     ("name", "option", "given", "path"),
     [
