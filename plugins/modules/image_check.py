@@ -114,6 +114,7 @@ known_after:
 import hashlib
 import json
 import os
+import signal
 import time
 import typing as t
 
@@ -197,8 +198,8 @@ class ImageCheck:
 
     def run_container(self, image_id: str, words: list[str], log: t.BinaryIO) -> int | str:
         self.remove()
-        self.api.call("POST", "/containers/create", body=self.specification(image_id, words), query={"name": self.name})
         try:
+            self.api.call("POST", "/containers/create", body=self.specification(image_id, words), query={"name": self.name})
             self.api.call("POST", f"/containers/{self.name}/start")
             return self.follow(log)
         finally:
@@ -247,6 +248,11 @@ class ImageCheck:
             return "".join(stream.readlines()[-TAIL:]).rstrip()
 
 
+def ended(_number: int, _frame: t.Any) -> t.NoReturn:
+    """The session is gone: without this the container would go on, with the GPU, and nobody would end it."""
+    raise CheckFailed("the run was ended")
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -267,6 +273,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     check = ImageCheck(module)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, ended)
     try:
         module.exit_json(**check.run())
     except (CheckFailed, DockerError, OSError) as exc:

@@ -7,8 +7,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from ansible_collections.sparkops.inference.plugins.filter.image import image_differs, image_refusals
@@ -33,6 +35,7 @@ class Node:
 
     def __init__(self, folder, engine):
         self.folder, self.engine = folder, engine
+        self.record = Record(str(folder))
         self.created = []
         self.codes = [0, 0]
         engine.routes.update(
@@ -55,8 +58,8 @@ class Node:
         self.created.append(json.loads(request["body"]))
         return 201, {"Id": "abc"}
 
-    def run(self, **arguments):
-        wanted = {
+    def arguments(self, **arguments):
+        return {
             "image": OVERLAY2["Id"],
             "commands": COMMANDS,
             "environment": {"EXL3_SELFCHECK_GPU": "1"},
@@ -68,7 +71,9 @@ class Node:
             "socket": self.engine.socket_path,
             **arguments,
         }
-        return call(image_check, **wanted)
+
+    def run(self, **arguments):
+        return call(image_check, **self.arguments(**arguments))
 
 
 @pytest.fixture
@@ -153,6 +158,30 @@ def test_the_deployments_directory_is_made_by_the_account_and_not_by_root(node, 
     assert node.run(user="me")["proven"]
     place = str(node.folder / "test")
     assert steps == [("me", place, False), ("me", place, True)]
+
+
+RUN = """
+import json, sys
+from ansible_collections.sparkops.inference.plugins.modules import image_check
+from module_call import call
+print(call(image_check, **json.loads(sys.argv[1]))["msg"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_check_whose_session_ends_takes_its_container_along(node, number):
+    """A job that is cancelled, or a link that drops: nobody would end a container that uses the GPU, and a model would be served beside it."""
+    node.engine.routes[("GET", f"/containers/{NAME}/json")] = {"State": {"Status": "running"}}
+    arguments = json.dumps(node.arguments())
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", RUN, arguments], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while f"/containers/{NAME}/json" not in node.engine.asked("GET") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(number)
+        told = process.communicate(timeout=60)[0]
+    assert node.engine.requests[-1]["method"] == "DELETE" and "the run was ended" in told
+    assert not node.record.read()["images"], "nothing was proven"
 
 
 def test_log_parts_may_be_cut_anywhere():

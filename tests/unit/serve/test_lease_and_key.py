@@ -148,12 +148,16 @@ def replace_tasks():
     return block
 
 
-def test_the_lease_outlives_the_check_of_an_image():
+@pytest.mark.parametrize("checks", [None, {}, {"commands": [["a"]]}, {"commands": [["a"], ["b"]]}])
+def test_the_lease_outlives_the_check_of_an_image(checks):
+    """The limit is that of one command, and a profile may have several."""
     tasks = replace_tasks()["block"]
     (check,) = [number for number, task in enumerate(tasks) if (task.get("ansible.builtin.include_role") or {}).get("tasks_from") == "self_check.yml"]
     assert tasks[check - 1]["ansible.builtin.include_role"]["name"] == "sparkops.inference.lease"
     limit = yaml.safe_load(image_check.DOCUMENTATION)["options"]["timeout"]["default"]
-    assert tasks[check - 1]["vars"]["__lease_seconds"] >= limit + LEASE_SECONDS
+    variables = {"spark_plan": {"image": {"self_check": checks}}}
+    given = Templar(DataLoader(), variables=variables).template(trust_as_template(str(tasks[check - 1]["vars"]["__lease_seconds"])))
+    assert int(given) == limit * len((checks or {}).get("commands", [])) + LEASE_SECONDS
 
 
 @pytest.mark.parametrize("answer, fails", [({"held": True}, False), ({"held": False, "lease": {"owner": "carla@host"}}, True), ({"unreachable": True}, False),
