@@ -24,7 +24,9 @@ def image_differs(own: t.Mapping[str, t.Any], head: t.Mapping[str, t.Any]) -> bo
 
 def image_refusals(hostvars: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any]) -> str:
     """Why the group may not start with the images it has; empty when all ranks agree."""
-    images = {name: hostvars[name].get("spark_image") if name in hostvars else None for name in plan["nodes"]}
+    # Facts may come from a cache and be those of an earlier run; what a task has registered is of this one.
+    seen = [name for name in plan["nodes"] if name in hostvars and hostvars[name].get("__image_pull") is not None]
+    images = {name: hostvars[name].get("spark_image") if name in seen else None for name in plan["nodes"]}
     unseen = [name for name, image in images.items() if image is None]
     reference = plan["image"]["reference"]
     if unseen:

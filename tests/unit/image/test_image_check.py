@@ -269,7 +269,7 @@ def test_who_has_to_get_the_image(own, head, differs):
 
 
 def hostvars(**images):
-    return {name.replace("_", "-"): {"spark_image": image} for name, image in images.items() if image is not None}
+    return {name.replace("_", "-"): {"spark_image": image, "__image_pull": {}} for name, image in images.items() if image is not None}
 
 
 def test_ranks_that_agree_are_let_through():
@@ -283,6 +283,12 @@ def test_all_ranks_that_differ_are_named_at_once():
 
 def test_a_limit_that_hides_ranks_is_refused():
     assert "nothing known of spark-2, spark-3" in image_refusals(hostvars(spark_1=HEAD), PLAN) and "[image.ranks]" in image_refusals({}, PLAN)
+
+
+def test_what_a_fact_cache_remembers_of_an_image_is_not_what_a_rank_has_now():
+    ranks = hostvars(spark_1=HEAD, spark_2=HEAD, spark_3=HEAD)
+    del ranks["spark-2"]["__image_pull"]
+    assert "nothing known of spark-2" in image_refusals(ranks, PLAN)
 
 
 def test_a_head_without_image_tells_why():

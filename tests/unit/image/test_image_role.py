@@ -32,6 +32,30 @@ def test_a_restart_takes_the_image_that_was_built_for_the_pinned_one(mode, recip
     assert variable("__image_pin_of_what_is_there", mode, recipe) == pin
 
 
+def conditions(path, **wanted):
+    """Those of a task, after looking into it: a fact cache may have the image of an earlier run, and nobody has looked yet in this one."""
+    with open(os.path.join(ROOT, path), encoding="utf-8") as stream:
+        (task,) = [task for task in yaml.safe_load(stream) if wanted.items() <= (task.get("ansible.builtin.include_role") or task).items()]
+    return task["when"]
+
+
+def test_a_restart_looks_at_the_images_whatever_a_fact_cache_remembers():
+    known = {"spark_rank": 1, "spark_image": PULLED}
+    for looked in (False, True):
+        templar = Templar(DataLoader(), variables={**known, **({"__image_pull": {}} if looked else {})})
+        found = conditions("roles/serve/tasks/staged.yml", tasks_from="check.yml")
+        assert all(templar.evaluate_conditional(trust_as_template(condition)) for condition in found) is not looked
+
+
+def test_no_image_is_shipped_from_a_head_that_was_only_remembered():
+    head = {"spark_image": PULLED}
+    known = {"spark_rank": 1, "spark_image": {"present": False}, "spark_plan": {"settings": {"image_ship_mode": "auto"}, "head": "spark-1"}}
+    found = conditions("roles/image/tasks/main.yml", name="Bring the head's image over the fabric to a rank that lacks it")[:-1]
+    for looked in (False, True):
+        templar = Templar(DataLoader(), variables={**known, "hostvars": {"spark-1": {**head, **({"__image_pull": {}} if looked else {})}}})
+        assert all(templar.evaluate_conditional(trust_as_template(condition)) for condition in found) is looked
+
+
 PULLED = {"present": True, "identity": "sha256:1"}
 
 
