@@ -146,9 +146,11 @@ class Ship:
         """Modes in the order to try them. Layers skip what is here and can be resumed, but need room for a second time; a stream needs none."""
         if self.mode == "archive":
             return ["archive", "layers"]
-        if self.mode == "auto":
-            return ["layers", "stream"] if lack.kept or not self.lack_of_space(lack.size, lack.size) else ["stream", "layers"]
-        return [self.mode]
+        if self.mode != "auto":
+            return [self.mode]
+        staged = Staging(self.staged).held_bytes(lack.layers) if os.path.isdir(self.staged) else 0
+        tight = self.lack_of_space(lack.size - staged, lack.size)
+        return ["stream", "layers"] if tight and not (lack.kept and self.lack_of_space(0, lack.image.size)) else ["layers", "stream"]
 
     # Layers
 

@@ -37,6 +37,8 @@ BASE = [BIG, b"middle" * 1000]
 OLD = EngineImage([*BASE, b"old" * 1000], "registry.example/team/app:1", ["sha256:" + "a" * 64])
 NEW = EngineImage([*BASE, b"new" * 1000], "registry.example/team/app:2", ["sha256:" + "b" * 64], Env=["A=2"])
 
+SHARED = EngineImage([b"bottom", BIG], "registry.example/team/shared:1")
+
 # Stands for ssh: runs the source's program with the last argument, and can cut what it says.
 SSH = """#!/bin/sh
 for words in "$@"; do :; done
@@ -312,8 +314,25 @@ def without_largest(data):
 def test_modes(pair, monkeypatch, mode, kept, room, modes):
     monkeypatch.setattr(Ship, "lack_of_space", lambda self, staged, loaded: None if room else ("/", 2, 1))
     ship = Ship.__new__(Ship)
-    ship.mode = mode
-    assert ship.choose(Lack(None, None, kept, [], 100)) == modes
+    ship.mode, ship.staged = mode, "/none"
+    assert ship.choose(Lack(from_inspect(NEW.document()), None, kept, [], 100)) == modes
+
+
+def test_one_layer_that_is_here_does_not_forbid_the_stream_that_a_small_disk_has_room_for(pair, monkeypatch):
+    """Most images share their lowest layers: the rest staged and loaded needs twice its size, a stream needs the image once."""
+    nodes = pair(EngineImage([b"bottom"], "registry.example/team/other:1"), source_images=(SHARED,))
+    monkeypatch.setattr(image_ship.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, len(BIG) * 3 // 2))
+    assert nodes.ship(SHARED)["ship"]["mode"] == "stream"
+
+
+def test_what_is_staged_already_needs_no_room_a_second_time(pair, monkeypatch):
+    """After a cut the disk is as full as the staged layers are large: they are used, and not thrown away for a stream of everything."""
+    nodes = pair()
+    staging = image_source.Staging(str(nodes.folder / "target/ship" / from_inspect(NEW.document()).identity[7:23]))
+    pathlib.Path(staging.path(image_source.Blob(NEW.layers[0], NEW.layers[0], 0, ""))).write_bytes(BIG)
+    monkeypatch.setattr(image_ship.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, len(BIG) * 3 // 2))
+    result = nodes.ship(NEW)
+    assert result["ship"]["mode"] == "layers" and result["ship"]["bytes"] < 50_000
 
 
 def test_no_room_is_refused_before_the_first_byte(pair, monkeypatch):
