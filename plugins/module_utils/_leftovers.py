@@ -100,7 +100,8 @@ def note_wanted(needed: Needed, state_dir: str, roots: t.Sequence[str], who: str
 def note_containers(needed: Needed, api: DockerApi, but: str = "") -> None:
     """What any container of this node has mounted or was made from, also one that has ended. ``but``: a deployment whose containers do not count."""
     for entry in api.containers():
-        if but and (entry.get("Labels") or {}).get("sparkops.deployment") == but:
+        labels = entry.get("Labels") or {}
+        if but and but in (labels.get("sparkops.deployment"), labels.get("sparkops.check")):
             continue
         who = f"container {(entry.get('Names') or ['?'])[0].lstrip('/')}"
         needed.images.setdefault(entry.get("ImageID", ""), who)

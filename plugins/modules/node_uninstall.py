@@ -117,7 +117,9 @@ class Uninstall:
         self.mounted = leftovers.mounts()
 
     def containers(self) -> list[dict[str, t.Any]]:
-        return self.api.containers({"label": [f"sparkops.deployment={self.params['deployment']}"]})
+        """Ranks, and a check of the image whose run was killed."""
+        labels = (f"sparkops.{kind}={self.params['deployment']}" for kind in ("deployment", "check"))
+        return [entry for label in labels for entry in self.api.containers({"label": [label]})]
 
     def needed(self) -> leftovers.Needed:
         """What others need: everything that their records name, however old, and what was staged for them."""

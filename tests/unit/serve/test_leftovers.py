@@ -44,12 +44,16 @@ class Images:
 
     def routes(self):
         found = {("GET", "/images/json"): lambda request: [{"Id": one, "RepoTags": tags} for one, tags in self.images.items()],
-                 ("GET", "/containers/json"): lambda request: self.containers}
+                 ("GET", "/containers/json"): self.listed}
         for one, tags in self.images.items():
             for name in [one, *tags]:
                 found[("GET", f"/images/{name}/json")] = lambda request, name=name: self.look(name)
                 found[("DELETE", f"/images/{name}")] = lambda request, name=name: self.delete(name)
         return found
+
+    def listed(self, request):
+        wanted = [label.split("=") for label in json.loads(request["query"].get("filters", "{}")).get("label", [])]
+        return [entry for entry in self.containers if all(entry.get("Labels", {}).get(key) in (value or [*entry["Labels"].values()]) for key, *value in wanted)]
 
     def look(self, name):
         for one, tags in self.images.items():
@@ -270,6 +274,18 @@ def test_nothing_is_removed_while_a_rank_runs_and_check_mode_only_lists(node, ca
     assert "d-rank0 runs" in uninstall(node, capsys)["msg"]
     preview = uninstall(node, capsys, _ansible_check_mode=True)
     assert ("container", "d-rank0") in what(preview["removed"]) and (root / "d").is_dir()
+
+
+def test_a_check_that_was_left_over_goes_and_keeps_no_image(node, capsys):
+    root, engine, docker = node
+    left = {"Names": ["/sparkops-check-d"], "State": "exited", "ImageID": "sha256:i3", "Labels": {"sparkops.check": "d"}, "Mounts": []}
+    engine.containers = [left, {**left, "Names": ["/sparkops-check-e"], "Labels": {"sparkops.check": "e"}}]
+    assert [name for kind, name in what(uninstall(node, capsys, _ansible_check_mode=True)["removed"]) if kind == "container"] == ["sparkops-check-d"]
+    engine.containers = [left]
+    docker.routes[("DELETE", "/containers/sparkops-check-d")] = (204, None)
+    done = uninstall(node, capsys, images=True)
+    assert "DELETE" in {request["method"] for request in docker.requests if request["path"].endswith("/containers/sparkops-check-d")}
+    assert not [one for one in done["kept"] if "sparkops-check" in one["kept"]] and "sha256:i3" not in engine.images
 
 
 # --- what runs, and the way to another
