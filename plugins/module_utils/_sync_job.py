@@ -130,7 +130,8 @@ class SyncJob(Transfer):
                 self.verify(copies)
             for copy in copies:
                 self.plan(copy)
-            work = [copy for copy in copies if copy.todo or manifests.load(copy.tree) != copy.manifest]
+            # What was found damaged and is right again by now has to be accepted, too: until then every look says that it is damaged.
+            work = [copy for copy in copies if copy.todo or damaged(copy.tree) or manifests.load(copy.tree) != copy.manifest]
             if work and (self.request["policy"] == "verify_only" or any(copy.todo for copy in work if self.mounted)):
                 raise Refused(*(self.missing_refusal(copy) for copy in work))
             if self.mounted:
