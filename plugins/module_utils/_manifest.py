@@ -255,11 +255,14 @@ def sha256_of(path: str, progress: t.Callable[[int], None] | None = None, drop: 
             if not count:
                 break
             digest.update(view[:count])
-            if drop:
-                os.posix_fadvise(stream.fileno(), position, count, os.POSIX_FADV_DONTNEED)
             position += count
+            if drop:
+                # From the beginning: a folio is given back only as a whole, and one of the kernel's read-ahead may be larger than a block.
+                os.posix_fadvise(stream.fileno(), 0, position, os.POSIX_FADV_DONTNEED)
             if progress:
                 progress(count)
+        if drop:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return digest.hexdigest()
 
 

@@ -82,6 +82,22 @@ def test_a_flipped_byte_with_the_old_size_and_time_is_found(tmp_path):
     assert [(problem.path, problem.kind) for problem in manifests.check_hashes(tree, files, drop=True)] == [("b", "hash")]
 
 
+@pytest.mark.parametrize("blocks", [1, 4, 5.5])
+def test_hashing_gives_every_folio_back_however_large_it_is(tmp_path, monkeypatch, blocks):
+    """The kernel gives a folio back only when a call covers all of it: with 8 MiB of read-ahead, a call for each block left most of a file."""
+    path, folio = tmp_path / "a", 4 * manifests.HASH_BLOCK
+    path.write_bytes(b"x" * int(blocks * manifests.HASH_BLOCK))
+    resident = set(range(0, path.stat().st_size, folio))
+
+    def give_back(_handle, start, length, advice):
+        if advice == os.POSIX_FADV_DONTNEED:
+            resident.difference_update({place for place in resident if start <= place and (not length or place + folio <= start + length)})
+
+    monkeypatch.setattr(manifests.os, "posix_fadvise", give_back)
+    manifests.sha256_of(str(path), drop=True)
+    assert not resident
+
+
 def test_progress_counts_every_byte(tmp_path):
     tree = tree_with(tmp_path, {str(number): b"x" * (number * 1000) for number in range(1, 8)})
     counted = []
