@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -26,6 +27,10 @@ from ansible_collections.sparkops.inference.plugins.module_utils._manifest impor
 # AES runs in hardware on both sides of every Spark; the default cipher does not.
 CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com"
 BLOCK = 1024 * 1024
+# rsync could not read or write some files.
+RSYNC_PARTIAL = (23, 24)
+# What a failure on this node's own disk is; any other is the line's.
+LOCAL = {errno.ENOSPC: "disk_full", errno.EDQUOT: "disk_full", errno.EACCES: "not_writable", errno.EPERM: "not_writable", errno.EROFS: "not_writable"}
 
 
 class CopyError(Exception):
@@ -89,9 +94,14 @@ class Peer(t.NamedTuple):
         return [*words, address or self.address]
 
     def explain(self, stderr: str, code: int) -> CopyError:
-        """What a failed ssh means for the user."""
+        """What a failed ssh, or rsync over it, means for the user."""
         text = " ".join(stderr.split())[-400:] or f"code {code}"
         where = f"{self.user}@{self.address}"
+        # Before the words of ssh, which rsync has for a file, too.
+        if code in RSYNC_PARTIAL and "[sender]" in stderr:
+            return CopyError("source", f"{where}: {text}")
+        if code in RSYNC_PARTIAL and "Permission denied" in stderr:
+            return CopyError("not_writable", text)
         if "Host key verification failed" in stderr or "host key" in stderr.lower() and "changed" in stderr.lower():
             return CopyError("host_key", f"{where}: {text}")
         if "Permission denied" in stderr:
@@ -293,8 +303,9 @@ def _fabric_stream(peer: Peer, place: tuple[str, int], secret: bytes, tree: str,
                     return
                 sink.arrived(file, _receive_file(connection, tree, file, sink))
     except (OSError, EOFError) as exc:
-        if isinstance(exc, OSError) and exc.errno in (28, 122):  # no space, quota
-            raise CopyError("disk_full", str(exc)) from None
+        kind = LOCAL.get(exc.errno) if isinstance(exc, OSError) else None
+        if kind:
+            raise CopyError(kind, str(exc)) from None
         raise CopyError("link", f"{place[0]} port {place[1]} of {peer.node}: {exc or 'the connection ended'}") from None
 
 
@@ -325,7 +336,8 @@ def _receive_file(connection: socket.socket, tree: str, file: File, sink: Sink) 
         connection.sendall(json.dumps({"tree": tree, "path": file.path, "offset": offset}).encode() + b"\n")
         head = _line(connection)
         if "error" in head:
-            raise CopyError("gate", f"{file.path}: {head['error']}")
+            # What the system says of a file is no refusal of the gate.
+            raise CopyError("source" if head["error"].startswith("[Errno") else "gate", f"{file.path}: {head['error']}")
         sink.count(offset)
         buffer = memoryview(bytearray(BLOCK))
         left = head["size"] - head["offset"]

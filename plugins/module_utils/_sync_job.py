@@ -42,7 +42,8 @@ NEXT_STEP = {
     "rsync": "run the bootstrap play with bootstrap_packages, which installs rsync",
     "disk_full": "free space, or set weights_root to a larger filesystem",
     "hash": "run the weights play with the tag verify: the source file may be damaged",
-    "source": "run the weights play: the source tree has changed",
+    "source": "see that the source's account may read the file, and run the weights play: the source tree has changed",
+    "not_writable": "give what the message names to this account, or remove it",
 }
 
 
@@ -358,8 +359,6 @@ class SyncJob(Transfer):
     def copy_from(self, copy: Copy, peer: Peer, files: t.Sequence[File]) -> None:
         """One attempt with all streams, ended when no byte arrives for too long."""
         copy.bad = {}
-        for file in files:
-            os.makedirs(os.path.dirname(copy.staged(file.path)), exist_ok=True)
         control, ended = Streams(), threading.Event()
         watcher = threading.Thread(target=self.watch, args=(copy, control, ended), daemon=True)
         watcher.start()
@@ -367,11 +366,13 @@ class SyncJob(Transfer):
         transport = _node_copy.fabric_copy if self.request["transport"] == "fabric" else _node_copy.rsync_copy
         try:
             try:
+                for file in files:
+                    os.makedirs(os.path.dirname(copy.staged(file.path)), exist_ok=True)
                 transport(peer, tree, list(files), self.request["streams"], copy, control)
             finally:
                 copy.settle()
         except OSError as exc:
-            raise CopyError("disk_full" if exc.errno in (28, 122) else "link", str(exc)) from None
+            raise CopyError(_node_copy.LOCAL.get(exc.errno or 0, "link"), str(exc)) from None
         finally:
             ended.set()
             watcher.join()

@@ -303,6 +303,13 @@ def test_a_damaged_source_is_named(group, transport):
     assert not (group.tree("worker") / SHARD).exists()
 
 
+def test_a_source_that_lost_a_file_is_named(group, transport):
+    """Neither the line nor the gate is to blame, and no second try mends it."""
+    (group.tree("head") / SHARD).unlink()
+    refusal = group.refused(transport=transport)
+    assert refusal["id"] == "sync.source" and SHARD in refusal["found"] and "weights play" in refusal["next_step"]
+
+
 def test_no_room_is_said_before_the_first_byte(group, transport):
     refusal = group.refused(transport=transport, space_margin=2**60, reserve=[{"path": str(group.root), "size": 80, "what": "image archive"}])
     assert refusal["id"] == "sync.space" and "image archive" in refusal["wanted"] and not group.log.exists()
@@ -407,20 +414,26 @@ def test_streams_are_balanced(sizes, streams):
 
 
 @pytest.mark.parametrize(
-    ("stderr", "kind"),
+    ("stderr", "code", "kind"),
     [
-        ("Host key verification failed.", "host_key"),
-        ("bob@x: Permission denied (publickey).", "key"),
-        ("sparkops: refused: command id", "gate"),
-        ("sh: 1: rsync: command not found", "rsync"),
-        ("rsync: write failed: No space left on device (28)", "disk_full"),
-        ("ssh: connect to host x port 22: Connection timed out", "link"),
-        ("", "link"),
+        ("Host key verification failed.", 255, "host_key"),
+        ("bob@x: Permission denied (publickey).", 255, "key"),
+        # rsync's own end comes before that of its ssh.
+        ("bob@x: Permission denied (publickey).", 12, "key"),
+        ("sparkops: refused: command id", 126, "gate"),
+        ("sh: 1: rsync: command not found", 127, "rsync"),
+        ("rsync: write failed: No space left on device (28)", 11, "disk_full"),
+        ("ssh: connect to host x port 22: Connection timed out", 255, "link"),
+        ("", 255, "link"),
+        # Words of rsync for files.
+        ('rsync: [sender] send_files failed to open "/w/a": Permission denied (13)', 23, "source"),
+        ('rsync: [sender] link_stat "/w/a" failed: No such file or directory (2)', 23, "source"),
+        ('rsync: [receiver] open "/v/a" failed: Permission denied (13)', 23, "not_writable"),
     ],
 )
-def test_failures_are_told_apart(stderr, kind):
+def test_failures_are_told_apart(stderr, code, kind):
     peer = _node_copy.Peer("head", "198.51.100.11", ("198.51.100.11",), "alice", "/w", "/k", "/h")
-    error = peer.explain(stderr, 255)
+    error = peer.explain(stderr, code)
     assert error.kind == kind and error.text
 
 
