@@ -139,7 +139,7 @@ class Replication(_unit.LongModule):
         argv = [program, "list", "-Hp", "-d", "1", "-t", "snapshot", "-o", "name,guid,createtxg", self.params["dataset"]]
         rc, out, _err = _zfs_command.ask(self.module, self.params["node"], argv)
         snapshots = _zfs_plan.parse_snapshots(out) if rc == 0 else ()
-        return bool(snapshots) and snapshots[-1].guid == self.params["target"]
+        return any(snapshot.guid == self.params["target"] for snapshot in snapshots)
 
     def present(self) -> dict[str, t.Any]:
         outcome = self.earlier()

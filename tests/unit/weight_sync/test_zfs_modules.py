@@ -142,6 +142,16 @@ def test_a_prediction_needs_no_program_that_a_real_run_installs(monkeypatch, cap
     assert call(monkeypatch, capsys, zfs_receive, Commands(), **job, **where)["changed"]
 
 
+@pytest.mark.parametrize(("there", "changed"), [(["11", "22"], False), (["11", "22", "77"], False), (["11", "77"], True), ([], True)])
+def test_a_prediction_of_a_receive_asks_for_the_heads_snapshot(monkeypatch, capsys, tmp_path, there, changed):
+    """Others may take snapshots of the replica, too: a receive has nothing to bring for those."""
+    monkeypatch.setattr(_zfs_job, "zfs_program", lambda: sys.executable)
+    listed = "".join(f"{COPY}@{guid}\t{guid}\t{number}\n" for number, guid in enumerate(there))
+    rows = Commands(([pathlib.Path(sys.executable).name, *f"list -Hp -d 1 -t snapshot -o name,guid,createtxg {COPY}".split()], 0, listed))
+    job = {"source": {}, "target": "22", "key": "/k", "known_hosts": "/h", "state_dir": str(tmp_path), "state_root": str(tmp_path), "deployment": "sparks"}
+    assert call(monkeypatch, capsys, zfs_receive, rows, dataset=COPY, node="spark-2", check=True, **job)["changed"] == changed
+
+
 def test_a_replica_without_the_program_is_an_error(monkeypatch, capsys):
     assert call(monkeypatch, capsys, zfs_replica, Commands(), absent={"zfs"}, dataset=COPY, mountpoint=PLACE, node="spark-2")["failed"]
 
