@@ -84,6 +84,15 @@ def test_a_run_without_a_worker_destroys_no_snapshot():
     assert "zfs.yml" in running("auto", "zfs", NODES[:2])
 
 
+@pytest.mark.parametrize(("hosts", "goes"), [(NODES, True), (NODES[:2], False), (NODES[:1], False)])
+def test_an_export_stays_while_a_worker_that_may_mount_it_is_not_in_the_run(hosts, goes):
+    with open(os.path.join(ROOT, "roles/weight_sync/tasks/retire.yml"), encoding="utf-8") as stream:
+        (task,) = [task for task in yaml.safe_load(stream) if "sparkops.inference.nfs_export" in task]
+    when = [task["when"]] if isinstance(task["when"], str) else task["when"]
+    templar = Templar(DataLoader(), variables={"spark_plan": {"nodes": NODES}, "spark_rank": 0, "ansible_play_hosts": hosts})
+    assert all(templar.evaluate_conditional(trust_as_template(str(one))) for one in when) == goes
+
+
 @pytest.mark.parametrize(
     ("more", "asked"),
     [({}, True), ({"method": "auto"}, True), ({"method": "rsync"}, False), ({"dataset": None}, False), ({"sudo": "none"}, False), ({"rank": -1}, False)],
