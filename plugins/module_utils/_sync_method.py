@@ -199,6 +199,10 @@ def zfs_lacks(head: Node, workers: t.Sequence[Node], wishes: Wishes) -> list[Lac
         wanted = "a dataset: move the files into it, or begin with an empty weights_root"
         found.append(Lack(head["node"], head["weights_root"], f"files on a {head['filesystem']} filesystem", wanted))
     for worker in workers:
+        for tree in worker["artefacts"]:
+            if tree["way"] == "rsync" and (tree["complete"] or tree["files"]):
+                wanted = "an empty place for the link into the replica: remove that copy"
+                found.append(Lack(worker["node"], tree["tree"], "a copy of its own", wanted))
         # A cut receive has taken its room already, and its tree shows nothing of it: the receive asks for what is still to come.
         if worker["zfs"].get("pool") and not worker["zfs"].get("receive_resume_token"):
             found += _copy_lacks(head, worker, "zfs", f"pool of {worker['zfs'].get('dataset')}", wishes.margin)

@@ -189,6 +189,16 @@ def test_datasets_on_both_nodes_make_a_replica_possible():
     assert "move the files into it" in choose(worker, "zfs", head=plain).refusals[0].wanted
 
 
+@pytest.mark.parametrize("own", [COMPLETE, HALF])
+def test_a_copy_in_the_place_of_a_replicas_link_is_said_before_anything_is_received(own):
+    """Nothing here removes model files, so the replica would be there and could not be used."""
+    head = {**HEAD, "filesystem": "zfs", "zfs": REPLICATING}
+    worker = node("spark-2", free=20 * MB, zfs={**REPLICATING, "mountpoint": f"{ROOT}/.replica"}, artefacts=[own])
+    choice = choose(worker, "zfs", head=head)
+    assert choice.method == "" and "a copy of its own" in choice.refusals[0].found and own["tree"] in choice.refusals[0].thing
+    assert choose(node("spark-2", zfs=REPLICATING, artefacts=[tree()]), "zfs", head=head).method == "zfs"
+
+
 def test_a_cut_receive_is_not_asked_for_its_room_twice():
     half = {"dataset": "tank/w", "pool": True, "exists": True, "available": 70 * MB}
     head = {**HEAD, "filesystem": "zfs", "zfs": {**half, "mountpoint": ROOT}}
