@@ -93,6 +93,31 @@ def test_an_export_stays_while_a_worker_that_may_mount_it_is_not_in_the_run(host
     assert all(templar.evaluate_conditional(trust_as_template(str(one))) for one in when) == goes
 
 
+def rollback_parts(rank):
+    """What the rollback does on a node: of each task the module, or the file that it brings in."""
+    with open(os.path.join(ROOT, "roles/weight_sync/tasks/zfs_rollback.yml"), encoding="utf-8") as stream:
+        tasks = yaml.safe_load(stream)
+    # A node beside the deployment has no dataset.
+    info = {"zfs": {"exists": rank >= 0, "dataset": "tank/w" if rank >= 0 else None}}
+    settings = {"weight_sync_zfs_snapshot": "sparkops-1"}
+    templar = Templar(DataLoader(), variables={"spark_rank": rank, "spark_plan": {"settings": settings}, "__weight_sync_look": {"info": info}})
+    for task in tasks:
+        when = task.get("when", [])
+        if all(templar.evaluate_conditional(trust_as_template(str(one))) for one in ([when] if isinstance(when, str) else when)):
+            (module,) = [name for name in task if "." in name]
+            yield task[module].get("tasks_from", module) if module.endswith("_role") else task[module] if module.endswith("import_tasks") else module
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rollback_wants_all_ranks_first(rank):
+    found = list(rollback_parts(rank))
+    assert found[0] == "all_ranks.yml" and found.count("sparkops.inference.zfs_snapshot") == 2 and "ansible.builtin.fail" not in found
+
+
+def test_a_rollback_goes_past_a_node_beside_the_deployment():
+    assert list(rollback_parts(-1)) == ["all_ranks.yml"]
+
+
 @pytest.mark.parametrize(
     ("more", "asked"),
     [({}, True), ({"method": "auto"}, True), ({"method": "rsync"}, False), ({"dataset": None}, False), ({"sudo": "none"}, False), ({"rank": -1}, False)],
