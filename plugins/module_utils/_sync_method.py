@@ -163,7 +163,8 @@ def rsync_lacks(head: Node, workers: t.Sequence[Node], wishes: Wishes) -> list[L
     if wishes.transport == "ssh" and any(missing_bytes(head, worker, "rsync") for worker in workers):
         found += [lack for node in (head, *workers) for lack in _tool_lacks(node, "rsync", wishes)]
     for worker in workers:
-        if not worker["writable"]:
+        # Where all is there, nothing is written: a share of the user's may be read-only on the workers.
+        if not worker["writable"] and not all(tree["complete"] and tree["way"] == "rsync" for tree in worker["artefacts"]):
             owner = f"owned by uid {worker['owner']}, not writable for uid {worker['user']}"
             found.append(Lack(worker["node"], worker["weights_root"], owner, "a folder that the account may write"))
         found += _copy_lacks(head, worker, "rsync", f"filesystem of {worker['weights_root']}", wishes.margin)

@@ -140,7 +140,8 @@ def test_what_another_method_left_is_not_what_is_wanted(tmp_path, method, linked
 def look(name, **more):
     return {
         "node": name, "weights_root": "/s/weights", "there": False, "user": 1000, "owner": 0, "filesystem": "ext4", "free": 10**9, "writable": False,
-        "tools": {"rsync": False}, "modules": {}, "zfs": {}, "exported": False, "replica": False, "artefacts": [], **more,
+        "tools": {"rsync": False}, "modules": {}, "zfs": {}, "exported": False, "replica": False, **more,
+        "artefacts": [{"name": "model", "tree": "/s/weights/t", "complete": False, "way": "rsync", "files": {}, "staged": 0, "manifest": None}],
     }  # fmt: skip
 
 

@@ -119,6 +119,14 @@ def test_only_an_explicit_method_gives_up_what_is_in_use():
     assert choose(node("spark-2", modules={}), "rsync", head=SHARING).method == "rsync"
 
 
+def test_a_folder_that_only_the_head_may_write_will_do_when_all_is_there():
+    """Such as a share of the user's that workers mount read-only. With one file to bring it is refused as before."""
+    there = node("spark-2", writable=False, artefacts=[COMPLETE])
+    assert choose(there).method == choose(there, "rsync").method == "rsync"
+    for lacking in (HALF, {**COMPLETE, "way": "zfs"}):
+        assert choose(node("spark-2", writable=False, artefacts=[COMPLETE, lacking]), "rsync").method == ""
+
+
 def test_a_mounted_tree_is_no_copy():
     """From NFS to copies, the whole of it has to fit."""
     worker = node("spark-2", free=100 * MB, artefacts=[tree(complete=True, way="nfs")])
