@@ -151,8 +151,6 @@ class Sink(t.Protocol):
 
     def arrived(self, file: File, sha256: str | None) -> None: ...
 
-    def count(self, size: int) -> None: ...
-
 
 class Streams:
     """Several streams at once; the first failure ends them all."""
@@ -338,7 +336,6 @@ def _receive_file(connection: socket.socket, tree: str, file: File, sink: Sink) 
         if "error" in head:
             # What the system says of a file is no refusal of the gate.
             raise CopyError("source" if head["error"].startswith("[Errno") else "gate", f"{file.path}: {head['error']}")
-        sink.count(offset)
         buffer = memoryview(bytearray(BLOCK))
         left = head["size"] - head["offset"]
         if head["size"] != file.size or head["offset"] != offset:
@@ -349,7 +346,6 @@ def _receive_file(connection: socket.socket, tree: str, file: File, sink: Sink) 
                 raise EOFError
             digest.update(buffer[:count])
             _write_all(target, buffer[:count])
-            sink.count(count)
             left -= count
     return digest.hexdigest()
 

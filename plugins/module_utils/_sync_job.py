@@ -68,9 +68,6 @@ class Copy:
     def staged(self, path: str) -> str:
         return os.path.join(self.staging, path)
 
-    def count(self, size: int) -> None:
-        self.job.count(size)
-
     def arrived(self, file: File, sha256: str | None) -> None:
         """A file is complete in the staging folder; without a hash from the transport it is read once more, beside the copy."""
         if sha256 is None:
@@ -385,8 +382,7 @@ class SyncJob(Transfer):
         while not ended.wait(0.2):
             waiting = sum(file.size for file in copy.todo)
             arrived = sum(size for _path, size in sizes_below(copy.staging))
-            if self.request["transport"] != "fabric":
-                self.progress.done = max(self.progress.done, min(total, total - waiting + arrived))
+            self.progress.done = max(self.progress.done, min(total, total - waiting + arrived))
             if (waiting, arrived) != last:
                 last, moved = (waiting, arrived), time.monotonic()
             elif time.monotonic() - moved > limit:

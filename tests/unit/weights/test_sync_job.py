@@ -57,24 +57,29 @@ class Group:
     def source(self, node: str, rails: tuple[str, ...] = ("127.0.0.1",)) -> dict:
         return {"node": node, "address": "127.0.0.1", "rails": list(rails), "user": "alice", "root": str(self.root / node / "weights")}
 
-    def start(self, node: str = "worker", sources: tuple[str, ...] = ("head",), rails: tuple[str, ...] = ("127.0.0.1",), **options: object) -> subprocess.Popen:
+    def request(self, node: str = "worker", sources: tuple[str, ...] = ("head",), rails: tuple[str, ...] = ("127.0.0.1",), **options: object) -> dict:
         folder = self.root / node / "state"
         folder.mkdir(parents=True, exist_ok=True)
-        content = {
+        return {
             "artefacts": [{"name": "model", "directory": DIRECTORY, "manifest": self.manifest.as_dict()}], "weights_root": str(self.root / node / "weights"),
             "state_dir": str(folder), "node": node, "sources": [self.source(name, rails) for name in sources], "key": "/dev/null", "known_hosts": "/dev/null",
             "method": "rsync", "policy": "auto", "verify": False, "transport": "ssh", "streams": 3, "stall_seconds": 5, "space_margin": 0,
             "reserve": [], "run_id": "test",
             "result": str(folder / "result.json"), "progress": str(folder / "progress.json"), **options,
         }  # fmt: skip
-        (folder / "request.json").write_text(json.dumps(content))
-        (folder / "result.json").unlink(missing_ok=True)
-        environment = {
+
+    def environment(self) -> dict[str, str]:
+        return {
             "PATH": f"{self.bin}:{os.environ['PATH']}", "FAKE_SSH_FAULT": str(self.fault), "FAKE_SSH_LOG": str(self.log),
             "FAKE_SSH_GATE": str(ROOT / "roles/bootstrap/files/source_gate.py"), "FAKE_SSH_ROOTS": str(self.root),
         }  # fmt: skip
-        argv = _unit.python_argv(self.code, _sync_job.__name__.rpartition(".")[2], str(folder / "request.json"))
-        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+
+    def start(self, node: str = "worker", **options: object) -> subprocess.Popen:
+        content, path = self.request(node, **options), self.root / node / "state/request.json"
+        path.write_text(json.dumps(content))
+        pathlib.Path(content["result"]).unlink(missing_ok=True)
+        argv = _unit.python_argv(self.code, _sync_job.__name__.rpartition(".")[2], str(path))
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=self.environment())
 
     def finish(self, process: subprocess.Popen, node: str = "worker") -> dict:
         output = process.communicate(timeout=90)[0].decode()
@@ -261,6 +266,34 @@ def test_a_killed_receiver_leaves_no_short_file_and_goes_on(group, transport):
     assert not short_files(group) and manifests.load(str(group.tree("worker"))) is None
     time.sleep(0.5)  # streams of the killed job notice its end by themselves; in a unit systemd ends them
     assert group.run(transport=transport)["ok"] and group.same()
+
+
+def test_what_a_cut_line_left_is_counted_once(group, monkeypatch):
+    """Else a copy that goes on shows more than all there is, and an end in the past."""
+    write_model(group.tree("head"), [20_000_000] * 2)
+    group.publish("head")
+    for name, value in group.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_sync_job, "LINK_PAUSE", 0.0)
+    real, cuts, shown = _node_copy._write_all, [1, 2], []
+
+    def write_all(target, view):
+        if cuts and os.fstat(target.fileno()).st_size > 15_000_000:
+            cuts.pop()
+            raise ConnectionResetError
+        time.sleep(0.01)
+        real(target, view)
+
+    class Shown(_unit.Progress):
+        def begin(self, *words, **more):
+            shown.append((self.phase, self.done, self.total))
+            super().begin(*words, **more)
+
+    monkeypatch.setattr(_node_copy, "_write_all", write_all)
+    request = group.request(transport="fabric", streams=1)
+    assert _sync_job.SyncJob(request, Shown(request["progress"])).run()["changed"] and not cuts and group.same()
+    ((done, total),) = [(done, total) for phase, done, total in shown if phase == "copy"]
+    assert total / 2 < done <= total
 
 
 def test_a_file_has_its_name_when_every_byte_is_on_the_disk(group, monkeypatch):
