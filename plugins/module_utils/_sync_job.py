@@ -366,8 +366,10 @@ class SyncJob(Transfer):
                 for file in files:
                     os.makedirs(os.path.dirname(copy.staged(file.path)), exist_ok=True)
                 transport(peer, tree, list(files), self.request["streams"], copy, control)
-            finally:
+            except Exception:
                 copy.settle()
+                raise
+            copy.settle()  # not after a cancel, which has no time for it
         except OSError as exc:
             raise CopyError(_node_copy.LOCAL.get(exc.errno or 0, "link"), str(exc)) from None
         finally:

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -294,6 +295,25 @@ def test_what_a_cut_line_left_is_counted_once(group, monkeypatch):
     assert _sync_job.SyncJob(request, Shown(request["progress"])).run()["changed"] and not cuts and group.same()
     ((done, total),) = [(done, total) for phase, done, total in shown if phase == "copy"]
     assert total / 2 < done <= total
+
+
+def test_a_cancel_waits_for_no_hash(group, monkeypatch):
+    """systemd kills after 20 s what has not ended by then, and a shard of 50 GB takes longer: no result would say that it was cancelled."""
+    ended = threading.Event()
+
+    def transport(_peer, source, files, _streams, sink, _control):
+        shutil.copy(os.path.join(source, files[0].path), sink.staged(files[0].path))
+        sink.arrived(files[0], None)
+        raise _unit.Cancelled
+
+    monkeypatch.setattr(_node_copy, "rsync_copy", transport)
+    monkeypatch.setattr(manifests, "sha256_of", lambda *_words, **_more: str(ended.wait(10)))
+    request = group.request()
+    began = time.monotonic()
+    with pytest.raises(_unit.Cancelled):
+        _sync_job.SyncJob(request, _unit.Progress(request["progress"])).run()
+    ended.set()
+    assert time.monotonic() - began < 5
 
 
 def test_a_file_has_its_name_when_every_byte_is_on_the_disk(group, monkeypatch):
