@@ -93,6 +93,17 @@ def test_an_export_stays_while_a_worker_that_may_mount_it_is_not_in_the_run(host
     assert all(templar.evaluate_conditional(trust_as_template(str(one))) for one in when) == goes
 
 
+@pytest.mark.parametrize(("check", "changed", "enabled"), [(False, True, True), (False, False, True), (True, False, True), (True, True, False)])
+def test_a_preview_asks_systemd_for_no_unit_that_a_real_run_installs(check, changed, enabled):
+    """The module of a service fails for a unit that is not there, in check mode too."""
+    with open(os.path.join(ROOT, "roles/weight_sync/tasks/nfs.yml"), encoding="utf-8") as stream:
+        (task,) = [task for task in yaml.safe_load(stream) if "ansible.builtin.systemd_service" in task]
+    when = [task["when"]] if isinstance(task["when"], str) else task["when"]
+    variables = {"spark_rank": 1, "ansible_check_mode": check, "__weight_sync_mounts_unit": {"changed": changed}}
+    templar = Templar(DataLoader(), variables=variables)
+    assert all(templar.evaluate_conditional(trust_as_template(str(one))) for one in when) == enabled
+
+
 def rollback_parts(rank):
     """What the rollback does on a node: of each task the module, or the file that it brings in."""
     with open(os.path.join(ROOT, "roles/weight_sync/tasks/zfs_rollback.yml"), encoding="utf-8") as stream:
