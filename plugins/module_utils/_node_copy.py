@@ -30,7 +30,10 @@ BLOCK = 1024 * 1024
 # rsync could not read or write some files.
 RSYNC_PARTIAL = (23, 24)
 # What a failure on this node's own disk is; any other is the line's.
-LOCAL = {errno.ENOSPC: "disk_full", errno.EDQUOT: "disk_full", errno.EACCES: "not_writable", errno.EPERM: "not_writable", errno.EROFS: "not_writable"}
+LOCAL = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "disk_full"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST), "not_writable"),
+}
 
 
 class CopyError(Exception):

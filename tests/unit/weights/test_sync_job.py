@@ -363,6 +363,18 @@ def test_a_source_that_lost_a_file_is_named(group, transport):
     assert refusal["id"] == "sync.source" and SHARD in refusal["found"] and "weights play" in refusal["next_step"]
 
 
+@pytest.mark.parametrize("way", [SHARD, ""])
+def test_what_is_in_a_files_way_is_named_and_left_alone(group, transport, way):
+    place = group.tree("worker") / way
+    if way:
+        place.mkdir(parents=True)
+    else:
+        place.parent.mkdir(parents=True)
+        place.write_text("notes")
+    refusal = group.refused(transport=transport)
+    assert refusal["id"] == "sync.not_writable" and str(place) in refusal["found"] and "remove it" in refusal["next_step"] and place.exists()
+
+
 def test_no_room_is_said_before_the_first_byte(group, transport):
     refusal = group.refused(transport=transport, space_margin=2**60, reserve=[{"path": str(group.root), "size": 80, "what": "image archive"}])
     assert refusal["id"] == "sync.space" and "image archive" in refusal["wanted"] and not group.log.exists()
