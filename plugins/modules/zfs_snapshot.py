@@ -74,7 +74,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 snapshot:
-  description: The newest snapshot of ours, or the one that was rolled back to.
+  description: The newest snapshot of ours, or the one that was rolled back to. In check mode none where a new one would be taken.
   returned: when there is one
   type: dict
   sample: {name: sparkops-20261129T120000Z, guid: "1234", created: 42}
@@ -130,7 +130,7 @@ class Dataset(Zfs):
         if not reason:
             return self.result(False, "nothing changed since the last one", last)
         if self.module.check_mode:
-            return self.result(True, reason, last)
+            return self.result(True, reason, None)
         name = f"{_zfs_plan.PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
         self.run("snapshot", f"{self.name}@{name}")
         return self.result(True, reason, _zfs_plan.newest(self.snapshots()))

@@ -55,7 +55,8 @@ DIFF = f"zfs diff -H {HEAD}@sparkops-2 {HEAD}"
 )
 def test_a_snapshot_is_taken_only_when_something_changed(monkeypatch, capsys, rows, changed):
     result = snapshot(monkeypatch, capsys, (f"{LIST} {HEAD}", 0, TWO), *rows, check=True)
-    assert result["changed"] == changed and result["snapshot"]["name"] == "sparkops-2"
+    # One that would be taken has no identity yet, by which the workers' receives would be predicted.
+    assert result["changed"] == changed and result.get("snapshot", {}).get("name") == (None if changed else "sparkops-2")
 
 
 def test_pruning_destroys_one_by_one_by_name(monkeypatch, capsys):
