@@ -261,7 +261,10 @@ class SyncJob(Transfer):
     def check_space(self, work: t.Sequence[Copy]) -> None:
         """Say what comes, and refuse before the first byte when it can't fit. Only what lacks counts."""
         needs = [Need(item["path"], item["size"], item["what"]) for item in self.request["reserve"]]
-        needs += [Need(copy.tree, sum(file.size for file in copy.todo) - manifests.bytes_below(copy.staging), copy.name) for copy in work]
+        # Of the folder of the tree: the tree itself may still be a link into a replica, which is another filesystem.
+        needs += [
+            Need(os.path.dirname(copy.tree), sum(file.size for file in copy.todo) - manifests.bytes_below(copy.staging), copy.name) for copy in work
+        ]
         short = manifests.shortages(needs, self.request["space_margin"])
         if short:
             raise Refused(*(space_refusal(self.node, item) for item in short))

@@ -572,6 +572,18 @@ def test_from_a_replica_back_to_copies(group):
     assert result["ok"] and group.same() and not group.tree("worker").is_symlink()
 
 
+def test_room_for_copies_is_asked_of_their_own_filesystem_and_not_of_the_replicas(group, monkeypatch):
+    """The pool is full of the replica, and its link is still where the copy will be."""
+    replica_of_the_head(group)
+    group.run(method="zfs")
+    real, asked = manifests.space, []
+    monkeypatch.setattr(manifests, "space", lambda path: asked.append(os.path.realpath(path)) or real(path))
+    request = group.request()
+    monkeypatch.setattr(_sync_job.SyncJob, "bring", lambda *_words: None)
+    _sync_job.SyncJob(request, _unit.Progress(request["progress"])).run()
+    assert asked and not [path for path in asked if manifests.REPLICA in path]
+
+
 @pytest.mark.parametrize("slow", ["manifests.check_sizes", "_safetensors.check_file", "evict"])
 def test_a_slow_server_that_answers_for_each_file_is_not_dead(group, slow):
     """Every look takes less than the time, and all of them take more."""
