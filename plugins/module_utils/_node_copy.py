@@ -29,7 +29,7 @@ CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com"
 BLOCK = 1024 * 1024
 # rsync could not read or write some files.
 RSYNC_PARTIAL = (23, 24)
-# What a failure on this node's own disk is; any other is the line's.
+# What a failure on this node's own disk is.
 LOCAL = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "disk_full"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST), "not_writable"),
@@ -116,6 +116,12 @@ class Peer(t.NamedTuple):
         if "command not found" in stderr or "rsync is not installed" in stderr:
             return CopyError("rsync", f"{where}: {text}")
         return CopyError("link", f"{where}: {text}")
+
+
+def local_kind(exc: OSError) -> str | None:
+    """None when it is the line's: what a filter says to a connection names no file."""
+    kind = LOCAL.get(exc.errno or 0)
+    return kind if kind == "disk_full" or exc.filename else None
 
 
 def balance(files: t.Iterable[File], bins: int) -> list[list[File]]:
@@ -304,7 +310,7 @@ def _fabric_stream(peer: Peer, place: tuple[str, int], secret: bytes, tree: str,
                     return
                 sink.arrived(file, _receive_file(connection, tree, file, sink))
     except (OSError, EOFError) as exc:
-        kind = LOCAL.get(exc.errno) if isinstance(exc, OSError) else None
+        kind = local_kind(exc) if isinstance(exc, OSError) else None
         if kind:
             raise CopyError(kind, str(exc)) from None
         raise CopyError("link", f"{place[0]} port {place[1]} of {peer.node}: {exc or 'the connection ended'}") from None

@@ -374,7 +374,7 @@ class SyncJob(Transfer):
                 raise
             copy.settle()  # not after a cancel, which has no time for it
         except OSError as exc:
-            raise CopyError(_node_copy.LOCAL.get(exc.errno or 0, "link"), str(exc)) from None
+            raise CopyError(_node_copy.local_kind(exc) or "link", str(exc)) from None
         finally:
             ended.set()
             watcher.join()

@@ -28,6 +28,7 @@ HERE = pathlib.Path(__file__).parent
 DIRECTORY = f"acme--tiny/{COMMIT}"
 SIZES = [200_000, 300_000, 3_000_000, 1_000_000]
 SHARD = "model-00003-of-00004.safetensors"
+PEER = _node_copy.Peer("head", "198.51.100.11", ("198.51.100.11",), "alice", "/w", "/k", "/h")
 
 
 class Group:
@@ -497,9 +498,28 @@ def test_streams_are_balanced(sizes, streams):
     ],
 )
 def test_failures_are_told_apart(stderr, code, kind):
-    peer = _node_copy.Peer("head", "198.51.100.11", ("198.51.100.11",), "alice", "/w", "/k", "/h")
-    error = peer.explain(stderr, code)
+    error = PEER.explain(stderr, code)
     assert error.kind == kind and error.text
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(28, "No space left on device"), "disk_full"),
+        (PermissionError(13, "Permission denied", "/w/a"), "not_writable"),
+        # What a local filter says to a connection.
+        (PermissionError(1, "Operation not permitted"), "link"),
+        (ConnectionRefusedError(111, "Connection refused"), "link"),
+    ],
+)
+def test_a_line_and_a_disk_are_told_apart(monkeypatch, error, kind):
+    def connect(*_words, **_more):
+        raise error
+
+    monkeypatch.setattr(_node_copy.socket, "create_connection", connect)
+    with pytest.raises(_node_copy.CopyError) as failure:
+        _node_copy._fabric_stream(PEER, ("198.51.100.11", 1), b"", "/w", None, None, None)
+    assert failure.value.kind == kind
 
 
 # --- files behind a mount --------------------------------------------------------------------------------------
