@@ -89,7 +89,7 @@ def test_an_export_stays_while_a_worker_that_may_mount_it_is_not_in_the_run(host
     with open(os.path.join(ROOT, "roles/weight_sync/tasks/retire.yml"), encoding="utf-8") as stream:
         (task,) = [task for task in yaml.safe_load(stream) if "sparkops.inference.nfs_export" in task]
     when = [task["when"]] if isinstance(task["when"], str) else task["when"]
-    templar = Templar(DataLoader(), variables={"spark_plan": {"nodes": NODES}, "spark_rank": 0, "ansible_play_hosts": hosts})
+    templar = Templar(DataLoader(), variables={"spark_plan": {"nodes": NODES}, "spark_rank": 0, "ansible_play_hosts_all": hosts})
     assert all(templar.evaluate_conditional(trust_as_template(str(one))) for one in when) == goes
 
 
