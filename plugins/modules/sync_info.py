@@ -153,10 +153,10 @@ def tree_info(item: t.Mapping[str, t.Any], root: str, mounts: t.Sequence[_mounts
     if holder and holder.path in silent:
         return {**result, "complete": False, "problems": [silent[holder.path]]}
     if result["way"] == "rsync" and not os.path.lexists(tree):
-        # Its link was removed, or never made: what a replica has is not copied again.
+        # Its link was removed, or never made: what a replica has is not copied again. A suspended pool does not answer.
         replica = os.path.join(root, _manifest.REPLICA, artefact.directory)
-        found = files_of(replica)
-        if found:
+        found = _limited.limited([lambda: files_of(replica)])[0]
+        if isinstance(found, dict) and found:
             result.update(way="zfs", files=found)
     state = _weights_state.look(root, artefact)
     result.update(complete=not state.problems, problems=state.problems, manifest=state.manifest.as_dict() if state.manifest else None)
