@@ -135,13 +135,13 @@ def balance(files: t.Iterable[File], bins: int) -> list[list[File]]:
     return [part for part in result if part]
 
 
-def complete_files(peer: Peer, tree: str) -> dict[str, int]:
-    """Files of a peer's tree that have their final names."""
+def complete_files(peer: Peer, tree: str, rail: str | None = None) -> dict[str, int]:
+    """Files of a peer's tree that have their final names. Asked over a rail, or over the peer's own address."""
     try:
         # The program of a unit has no AnsibleModule to call.
         # pylint: disable-next=ansible-bad-function
         done = subprocess.run(
-            [*peer.ssh(), shlex.join(["weights-list", tree])], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120
+            [*peer.ssh(rail), shlex.join(["weights-list", tree])], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120
         )
     except subprocess.TimeoutExpired:
         raise CopyError("link", f"{peer.user}@{peer.address}: no answer for 120 s") from None
@@ -151,6 +151,16 @@ def complete_files(peer: Peer, tree: str) -> dict[str, int]:
         return {str(path): int(size) for path, size in json.loads(done.stdout).items()}
     except ValueError:
         raise CopyError("gate", f"{peer.node}: the gate gave no list") from None
+
+
+def over_living_rails(peer: Peer, tree: str) -> Peer:
+    """The peer with those rails only that answer, or as it is when none does."""
+    living = []
+    for rail in peer.rails:
+        with contextlib.suppress(CopyError):
+            complete_files(peer, tree, rail)
+            living.append(rail)
+    return peer._replace(rails=tuple(living)) if living else peer
 
 
 class Sink(t.Protocol):

@@ -241,7 +241,21 @@ class _Planner:
         if len(self.nodes) == 1 and not addresses:
             # One rank meets nobody; it still needs an address of its own in the plan.
             addresses = {self.nodes[0]: "127.0.0.1"}
+        self._check_rails(given, addresses)
         return addresses
+
+    def _check_rails(self, given: _Given, addresses: t.Mapping[str, str]) -> None:
+        """Else a typo is seen by the copy only, as a peer that lets nobody in."""
+        owners = {address: name for name, address in addresses.items()}
+        for name in dict.fromkeys(self.nodes):
+            for text in given.node.get(name, {}).get("weight_sync_rails") or ():
+                address = _usable_address(text)
+                wanted = self.known["fabric_address"].wanted
+                if address is None:
+                    self.refuse("fabric.address_invalid", "weight_sync_rails", text, wanted, f"correct weight_sync_rails of {name}", name)
+                elif owners.setdefault(address, name) != name:
+                    found, next_step = f"{address}, as {owners[address]} has", f"correct weight_sync_rails of {name} or the addresses of {owners[address]}"
+                    self.refuse("fabric.address_twice", "weight_sync_rails", found, "addresses of its own for each host", next_step, name)
 
     # -- profile -----------------------------------------------------------------------------------------------
 

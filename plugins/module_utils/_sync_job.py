@@ -324,8 +324,21 @@ class SyncJob(Transfer):
             failures = 1 if len(copy.todo) < before else failures + 1
             if copy.todo and (error.kind not in TRANSIENT or failures >= ATTEMPTS):
                 raise self.copy_refusal(copy, head, error)
-            if copy.todo and error.kind == "link":
-                time.sleep(LINK_PAUSE)  # a cable that is put back, a switch port that comes up
+            if copy.todo and error.kind in ("link", "stalled"):
+                if error.kind == "link":
+                    time.sleep(LINK_PAUSE)  # a cable that is put back, a switch port that comes up
+                head = self.reachable(copy)
+
+    def reachable(self, copy: Copy) -> Peer:
+        """The head as it can be reached now: one cable that is out must not end a copy that another could bring."""
+        head = self.peers[-1]
+        if len(head.rails) == 1:
+            return head
+        living = _node_copy.over_living_rails(head, os.path.join(head.root, copy.directory))
+        silent = [rail for rail in head.rails if rail not in living.rails]
+        if silent:
+            self.say(f"{head.node}: no answer on rail {', '.join(silent)}; the copy goes on over {', '.join(living.rails)}")
+        return living
 
     def copy_refusal(self, copy: Copy, peer: Peer, error: CopyError) -> Refused:
         next_step = NEXT_STEP.get(error.kind, "check the link, then run again: what arrived is kept")

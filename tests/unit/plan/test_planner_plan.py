@@ -161,6 +161,12 @@ def test_a_host_of_the_play_outside_of_the_group_is_a_notice() -> None:
         ({"serve_nodes": {"a": 1}}, ["settings.value"]),
         ({"_connections": {"spark-1": "192.0.2.1:22", "spark-2": "192.0.2.1:22"}}, ["nodes.same_machine"]),
         ({"hosts": {"spark-2": {"fabric_address": "198.51.100.11"}}}, ["fabric.address_twice"]),
+        ({"hosts": {"spark-2": {"weight_sync_rails": ["198.51.100.12", "198.51.100.300"]}}}, ["fabric.address_invalid"]),
+        ({"hosts": {"spark-2": {"weight_sync_rails": ["spark-2.local", "198.51.100.11"]}}}, ["fabric.address_invalid", "fabric.address_twice"]),
+        (
+            {"hosts": {"spark-1": {"weight_sync_rails": ["198.51.100.21"]}, "spark-2": {"weight_sync_rails": ["198.51.100.21"]}}},
+            ["fabric.address_twice"],
+        ),
         ({"hosts": {"spark-2": {"fabric_address": None}}}, ["fabric.address_missing"]),
         ({"hosts": {"spark-2": {"fabric_address": "spark-2.local"}}}, ["fabric.address_invalid"]),
         ({"hosts": {"spark-2": {"fabric_address": "127.0.0.2"}}}, ["fabric.address_invalid"]),

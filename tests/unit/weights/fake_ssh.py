@@ -7,6 +7,7 @@
 ``denied``, ``host-key``   the words of the real ssh, code 255
 ``cut BYTES``              end after so many bytes from the peer, code 255
 ``stall BYTES``            say nothing more after so many bytes
+``dead ADDRESS``           no answer on this address, whatever is asked
 The first word may be preceded by a number of calls that the fault lasts, as in ``2 cut 1000``.
 """
 
@@ -35,25 +36,29 @@ def fault() -> list[str]:
     return words
 
 
-def command() -> list[str]:
-    """What follows the destination."""
+def destination() -> list[str]:
+    """The address, and what follows it."""
     words = sys.argv[1:]
     while words[0].startswith("-"):
         words = words[1 if words[0] == "-T" else 2 :]
-    return words[1:]
+    return words
 
 
 def main() -> int:
-    order = " ".join(command())
+    address, *command = destination()
+    order = " ".join(command)
     with open(os.environ["FAKE_SSH_LOG"], "a", encoding="utf-8") as log:
         log.write(" ".join(sys.argv[1:]) + "\n")
+    if os.path.exists(os.environ["FAKE_SSH_FAULT"]) and open(os.environ["FAKE_SSH_FAULT"], encoding="ascii").read() == f"dead {address}":
+        sys.stderr.write(f"ssh: connect to host {address} port 22: No route to host\n")
+        return 255
     words = fault() if "weights-list" not in order else []
     if words and words[0] in WORDS:
         sys.stderr.write(WORDS[words[0]] + "\n")
         return 255
     environment = {**os.environ, "SSH_ORIGINAL_COMMAND": order, "SSH_CONNECTION": "127.0.0.1 50000 127.0.0.1 22"}
     gate = [sys.executable, os.environ["FAKE_SSH_GATE"], os.environ["FAKE_SSH_ROOTS"]]
-    if not words:
+    if not words or words[0] == "dead":
         os.execve(sys.executable, gate, environment)
     process = subprocess.Popen(gate, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     threading.Thread(target=feed, args=(process,), daemon=True).start()

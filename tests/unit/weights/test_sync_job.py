@@ -393,6 +393,16 @@ def test_all_rails_are_used(group, transport):
         assert rails == {"127.0.0.1", "127.0.0.2"} and "HostKeyAlias=127.0.0.1" in group.log.read_text()
 
 
+@pytest.mark.skipif(not shutil.which("rsync"), reason="rsync is not installed")
+@pytest.mark.parametrize("dead", ["127.0.0.2", "127.0.0.1"])
+def test_a_rail_without_an_answer_is_left_to_the_others(group, dead):
+    group.fault.write_text(f"dead {dead}")
+    result = group.run(rails=("127.0.0.1", "127.0.0.2"))
+    other = "127.0.0.1" if dead == "127.0.0.2" else "127.0.0.2"
+    assert result["ok"] and group.same(), result
+    assert f"head: no answer on rail {dead}; the copy goes on over {other}" in "\n".join(result["notices"])
+
+
 def test_a_chain_reads_from_the_worker_before(group, transport):
     processes = {
         node: group.start(node, sources=sources, transport=transport) for node, sources in (("w1", ("head",)), ("w2", ("w1", "head")), ("w3", ("w2", "head")))
