@@ -492,6 +492,18 @@ _IMAGE: dict[str, dict[str, t.Any]] = {
         "description": "Checkout of the image's recipe on the head. Its stamp is compared with the label of the image, and C(image_build) builds from"
         " it.",
     },
+    "image_recipe_repository": {
+        "kind": "str",
+        "role": "image",
+        "description": "Address of the recipe's git repository. The head then has C(image_recipe_commit) of it in C(image_recipe), by default in the "
+        "deployment's own directory.",
+    },
+    "image_recipe_commit": {
+        "kind": "str",
+        "form": "a full commit of 40 hexadecimal digits",
+        "role": "image",
+        "description": "The commit of C(image_recipe_repository). A branch or tag may be another recipe tomorrow, so it is none.",
+    },
     "image_build_inputs": {
         "kind": "dict",
         "role": "image",

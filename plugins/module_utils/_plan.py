@@ -15,6 +15,7 @@ import collections
 import collections.abc
 import dataclasses
 import ipaddress
+import re
 import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils import _engine_vllm as engine
@@ -668,7 +669,18 @@ class _Planner:
                 wanted = "never or when_unavailable beside image_digest"
                 self.refuse("plan.image_pinned", "image_build", settings["image_build"], wanted, "drop image_digest, or do not build")
             image["digest"] = None
+        self._check_recipe(settings)
         return image
+
+    def _check_recipe(self, settings: _Settings) -> None:
+        repository, commit = settings["image_recipe_repository"], settings["image_recipe_commit"]
+        if repository and re.search(r"://[^/@]*:[^/@]*@", repository):
+            # git would keep it on the head, in the configuration of the checkout.
+            self.refuse(
+                "plan.recipe", "image_recipe_repository", "an address with a password", "one without", "let git on the head ask an agent or a credential helper"
+            )
+        if repository and not re.fullmatch("[0-9a-f]{40}", commit or ""):
+            self.refuse("plan.recipe", "image_recipe_commit", commit or "nothing", self.known["image_recipe_commit"].wanted, "set image_recipe_commit")
 
 
 _ARTEFACT: dict[str, t.Any] = {

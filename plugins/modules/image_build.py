@@ -38,6 +38,10 @@ options:
     description: Checkout of the recipe on this node, with a C(Dockerfile) in it.
     type: path
     required: true
+  fetched:
+    description: Whether the recipe has just been fetched. In check mode its files are then not there, and a build is predicted without its stamp.
+    type: bool
+    default: false
   platform:
     description:
       - Platform such as V(linux/arm64) that the image must have. The engine's own by default.
@@ -217,6 +221,8 @@ class ImageBuild(LongModule):
         self.notices: list[str] = []
 
     def present(self) -> dict[str, t.Any]:
+        if self.module.check_mode and self.params["fetched"]:
+            return self.unknown("recipe")
         self.require_recipe()
         self.forms = stamps(self.recipe, Rule.of(self.params["label"], self.params["rule"]))
         try:
@@ -225,8 +231,12 @@ class ImageBuild(LongModule):
             if not self.module.check_mode:
                 raise
             # Bootstrap may still install Docker, or give the right to use it.
-            changed = must_build(self.params["mode"], self.params["unavailable"], differs=True)
-            return self.described(None, changed, known_after=["bootstrap"] if changed else [])
+            return self.unknown("bootstrap")
+
+    def unknown(self, after: str) -> dict[str, t.Any]:
+        """A prediction without a look at recipe and image."""
+        changed = must_build(self.params["mode"], self.params["unavailable"], differs=True)
+        return self.described(None, changed, known_after=[after] if changed else [])
 
     def built_or_not(self) -> dict[str, t.Any]:
         self.platform = self.platform or own_platform(self.api.version())
@@ -311,7 +321,7 @@ class ImageBuild(LongModule):
         return True
 
     def described(self, image: Image | None, changed: bool, known_after: t.Sequence[str] = (), **more: t.Any) -> dict[str, t.Any]:
-        about = {"stamp": self.forms[0], "image_stamp": image.labels.get(self.params["label"], "") if image else "", "differs": self.differs(image)}
+        about = {"stamp": self.forms[0] if self.forms else "", "image_stamp": image.labels.get(self.params["label"], "") if image else "", "differs": self.differs(image)}
         found: dict[str, t.Any] = {"present": image is not None, "reference": self.params["reference"]}
         if known_after:
             found.update(present=True, digest=None, built=about["differs"])
@@ -328,6 +338,7 @@ def main() -> None:
         argument_spec={
             "reference": {"type": "str", "required": True},
             "recipe": {"type": "path", "required": True},
+            "fetched": {"type": "bool", "default": False},
             "platform": {"type": "str"},
             "label": {"type": "str", "default": "sparkops.recipe.stamp"},
             "rule": {"type": "dict"},

@@ -95,3 +95,24 @@ def test_a_build_that_fails_shows_its_words_and_leaves_the_image():
     assert on("spark-1", "docker image ls --format '{{.Repository}}:{{.Tag}}' | grep building || true") == ""
     lost = build(mode="on_stamp_change", image_build_inputs={"overlay/extra": "/nowhere"})
     assert lost.code != 0 and "image.recipe" in lost.text and "/nowhere" in lost.text
+
+
+def test_the_head_checks_the_recipe_out_and_asks_nobody_again():
+    write_recipe(word="third")
+    git = f"git -C {RECIPE} -c user.name=x -c user.email=x@example.org"
+    on("spark-1", f"apt-get update -q && apt-get install -qy --no-install-recommends git && sudo -u alice sh -c '{git} init -q && {git} add . && {git} commit -qm x'")
+    commit = on("spark-1", f"sudo -u alice git -C {RECIPE} rev-parse HEAD").strip()
+    given = {"image_recipe": None, "image_recipe_repository": f"file://{RECIPE}", "image_recipe_commit": commit, "mode": "on_stamp_change"}
+
+    refused = build(**{**given, "image_recipe_commit": "master"})
+    assert refused.code != 0 and "plan.recipe" in refused.text, refused.text[-3000:]
+    assert changed(build("--check", **given)) == ["spark-1", "spark-2"]
+    assert on("spark-1", "ls /var/lib/sparkops/lab_build").split().count("recipe") == 0
+    assert changed(build(**given)) == ["spark-1", "spark-2"]
+    assert on("spark-2", f"docker run --rm --entrypoint cat {BUILT} /overlay/word").strip() == "third"
+    assert on("spark-1", "stat -c %U /var/lib/sparkops/lab_build/recipe/Dockerfile").strip() == "alice"
+    on("spark-1", f"mv {RECIPE} {RECIPE}.away")
+    try:
+        assert changed(build(**given)) == []
+    finally:
+        on("spark-1", f"mv {RECIPE}.away {RECIPE}")

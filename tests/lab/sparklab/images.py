@@ -42,7 +42,7 @@ NODE_PACKAGES = (
 NEWER_PACKAGES = (*NODE_PACKAGES, "docker-cli", "rsync", "zstd")
 """The client is a package of its own, and the lab's apt repository is of the other suite."""
 
-OFFERED_PACKAGES = ("rsync", "zstd", "nfs-common")
+OFFERED_PACKAGES = ("rsync", "zstd", "nfs-common", "git")
 """What the nodes can install from the lab's own apt repository."""
 
 OFFER_HOOKS = (

@@ -334,6 +334,13 @@ def test_an_engine_that_bootstrap_may_still_install_is_no_failure_of_a_predictio
     assert "image.engine" in head.run(mode=mode, socket=str(tmp_path / "none"))["msg"]
 
 
+@pytest.mark.parametrize(("mode", "changed"), [("never", False), ("on_stamp_change", True)])
+def test_a_recipe_that_is_only_predicted_is_not_looked_for(head, tmp_path, mode, changed):
+    predicted = head.run(mode=mode, check=True, recipe=str(tmp_path / "none"), fetched=True)
+    assert (predicted["rc"], predicted["changed"], predicted["known_after"]) == (0, changed, ["recipe"] if changed else []), predicted
+    assert "image.recipe" in head.run(mode=mode, recipe=str(tmp_path / "none"), fetched=True)["msg"]
+
+
 def test_a_build_that_fails_shows_its_last_lines(head):
     head.client(7, "\n".join(f"line {number}" for number in range(100)))
     result = head.run(mode="always")

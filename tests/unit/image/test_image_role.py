@@ -20,9 +20,9 @@ DIGEST = "sha256:" + "d" * 64
 def variable(name, mode="never", recipe=None, **settings):
     with open(os.path.join(ROOT, "roles/image/vars/main.yml"), encoding="utf-8") as stream:
         texts = {key: trust_as_template(value) for key, value in yaml.safe_load(stream).items() if isinstance(value, str)}
-    values = {"image_build": mode, "image_recipe": recipe, "image_pull_on": "every", "image_template_source": None, **settings}
+    values = {"image_build": mode, "image_recipe": recipe, "image_recipe_repository": None, "image_pull_on": "every", "image_template_source": None, **settings}
     plan = {"image": {"digest": DIGEST}, "settings": values, "ranks": 2, "node_settings": {"spark-1": values}}
-    node = {"user": {"home": "/home/me"}, "state_root": "/state"}
+    node = {"user": {"home": "/home/me"}, "state_root": "/state", "state_dir": "/state/d"}
     known = {"spark_plan": plan, "spark_rank": 0, "spark_node": node, "inventory_hostname": "spark-1", "role_path": os.path.join(ROOT, "roles/image")}
     return Templar(DataLoader(), variables={**texts, **known}).template(texts[name])
 
@@ -73,7 +73,7 @@ PULLED = {"present": True, "identity": "sha256:1"}
 def test_the_stamp_of_an_image_that_is_only_predicted_is_not_compared(image, mode, asked):
     with open(os.path.join(ROOT, "roles/image/tasks/main.yml"), encoding="utf-8") as stream:
         task = next(task for task in yaml.safe_load(stream) if task.get("ansible.builtin.import_tasks") == "build.yml")
-    known = {"spark_rank": 0, "spark_image": image, "spark_plan": {"settings": {"image_recipe": "/r", "image_build": mode}}}
+    known = {"spark_rank": 0, "spark_image": image, "__image_recipe": "/r", "spark_plan": {"settings": {"image_build": mode}}}
     templar = Templar(DataLoader(), variables=known)
     assert all(templar.evaluate_conditional(trust_as_template(condition)) for condition in task["when"]) is asked
 
@@ -83,6 +83,8 @@ def test_the_stamp_of_an_image_that_is_only_predicted_is_not_compared(image, mod
     [
         ("__image_recipe", "recipe", "~/recipe", "/home/me/recipe"),
         ("__image_recipe", "recipe", "/data/~/recipe", "/data/~/recipe"),
+        ("__image_recipe", "image_recipe_repository", "https://git.example/recipe", "/state/d/recipe"),
+        ("__image_recipe", "image_recipe_repository", None, ""),
         ("__image_staging", "image_staging", "~/ship", "/home/me/ship"),
         ("__image_staging", "image_staging", None, "/state/image-ship"),
         ("__image_template_source", "image_template_source", "~/model", "/home/me/model"),

@@ -110,6 +110,12 @@ def test_a_secret_is_nowhere_in_the_plan() -> None:
     assert "serve_api_key" not in plan["settings"]
 
 
+def test_a_recipes_repository_needs_a_full_commit_and_no_password() -> None:
+    for address in ("https://git.example/r", "ssh://git@git.example:22/r", "git@git.example:team/r.git"):
+        assert planned("lab_tiny", 2, image_recipe_repository=address, image_recipe_commit="c" * 40)
+    assert "hunter" not in format_refusals(refused("lab_tiny", image_recipe_repository="https://me:hunter2@git.example/r"))
+
+
 def test_a_secret_is_nowhere_in_a_refusal() -> None:
     found = refused("lab_tiny", serve_api_key=" hunter2 ", hosts={"spark-2": {"serve_api_key": "hunter3"}}, serve_port="x")
     assert "hunter" not in format_refusals(found)
@@ -155,6 +161,8 @@ def test_a_host_of_the_play_outside_of_the_group_is_a_notice() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
+        ({"image_recipe_repository": "https://git.example/r", "image_recipe_commit": "main"}, ["plan.recipe"]),
+        ({"image_recipe_repository": "https://me:secret@git.example/r"}, ["plan.recipe", "plan.recipe"]),
         ({"serve_nodes": None}, ["nodes.undefined"]),
         ({"serve_nodes": ["spark-1", "spark-1"]}, ["nodes.twice"]),
         ({"serve_nodes": ["spark-1", "spark-x"]}, ["nodes.not_in_inventory"]),
