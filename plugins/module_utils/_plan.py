@@ -669,6 +669,10 @@ class _Planner:
                 wanted = "never or when_unavailable beside image_digest"
                 self.refuse("plan.image_pinned", "image_build", settings["image_build"], wanted, "drop image_digest, or do not build")
             image["digest"] = None
+        if settings["image_build"] in ("always", "on_stamp_change") and settings["image_pull_policy"] == "always":
+            # Each run would pull the published image over the one that was built, and build for an hour again.
+            wanted = f"missing or never beside image_build={settings['image_build']}"
+            self.refuse("plan.image_replaced", "image_pull_policy", "always", wanted, "set image_pull_policy=missing, or image_build=when_unavailable")
         self._check_recipe(settings)
         return image
 

@@ -163,6 +163,7 @@ def test_a_host_of_the_play_outside_of_the_group_is_a_notice() -> None:
     [
         ({"image_recipe_repository": "https://git.example/r", "image_recipe_commit": "main"}, ["plan.recipe"]),
         ({"image_recipe_repository": "https://me:secret@git.example/r"}, ["plan.recipe", "plan.recipe"]),
+        ({"image_pull_policy": "always", "image_build": "on_stamp_change"}, ["plan.image_replaced"]),
         ({"serve_nodes": None}, ["nodes.undefined"]),
         ({"serve_nodes": ["spark-1", "spark-1"]}, ["nodes.twice"]),
         ({"serve_nodes": ["spark-1", "spark-x"]}, ["nodes.not_in_inventory"]),
