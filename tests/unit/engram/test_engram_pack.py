@@ -30,7 +30,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils import _engram_
 from ansible_collections.sparkops.inference.plugins.module_utils import _engram_job as job
 from ansible_collections.sparkops.inference.plugins.module_utils import _page_cache
 from ansible_collections.sparkops.inference.plugins.module_utils._unit import Refused
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 VECTORS = json.loads((pathlib.Path(__file__).parent / "vectors.json").read_text(encoding="utf-8"))["synthetic"]
@@ -94,7 +94,7 @@ def checkpoints(draw):
     }
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(
     checkpoint=checkpoints(),
     ranks=st.integers(1, 4),

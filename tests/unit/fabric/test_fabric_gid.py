@@ -148,7 +148,7 @@ NETDEVS = {"rocep1s0f0": "enp1s0f0np0", "rocep1s0f1": "enp1s0f1np1", "roceP2p1s0
 TREES = st.dictionaries(st.sampled_from(NAMES), st.tuples(SLOTS, STATES, st.sampled_from([(), (f"{OWN_A}/24",), (f"{FOREIGN}/24",)])))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     TREES,
     st.sampled_from([("unpinned", None), ("auto", None), ("index", 0), ("index", 3), ("index", None)]),

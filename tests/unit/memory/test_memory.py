@@ -13,7 +13,7 @@ import sys
 
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _memory
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
@@ -295,7 +295,6 @@ def test_guard_that_is_off():
     assert _memory.guard_verdict(gibs(0.1, 0.1, 0.1), GIB, 0) == ""
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 10 * GIB), max_size=30), st.integers(0, 10 * GIB), st.integers(1, 5))
 def test_guard_acts_exactly_on_a_run_of_low_samples(samples, floor, consecutive):
     low = len(samples) >= consecutive and all(sample < floor for sample in samples[-consecutive:])

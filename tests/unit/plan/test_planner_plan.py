@@ -399,7 +399,7 @@ def test_the_planner_never_raises(capsys: t.Any) -> None:
         | st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2)
     )
 
-    @hypothesis.settings(max_examples=150, deadline=None)
+    @hypothesis.settings(max_examples=150)
     @hypothesis.given(st.dictionaries(st.sampled_from(sorted([*options(), "serve_max_model_len", "serve_enforce_eager"])), junk, max_size=6))
     def check(values: dict[str, t.Any]) -> None:
         plan, refusals = _plan.plan(request("lab_tiny", 2, **values))

@@ -99,7 +99,7 @@ def test_agrees_with_json_schema_on_broken_profiles() -> None:
     st = hypothesis.strategies
     validator = jsonschema.Draft202012Validator(schema())
 
-    @hypothesis.settings(max_examples=50, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.settings(max_examples=50, suppress_health_check=list(hypothesis.HealthCheck))
     @hypothesis.given(st.data())
     def check(data: t.Any) -> None:
         profile = broken(PROFILES[data.draw(st.sampled_from(SERVED))], data.draw, st)

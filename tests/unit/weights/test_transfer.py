@@ -184,7 +184,7 @@ def test_parts_cover_the_file_and_are_few(size, streams, smallest):
     assert count * part >= size and count <= max(1, streams * 4)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     script=st.lists(st.sampled_from([None, "cut", HubError("cut", "cut"), HubError("server", "500")]), max_size=12),
     size=st.integers(1, 120_000),
