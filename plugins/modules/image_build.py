@@ -321,7 +321,8 @@ class ImageBuild(LongModule):
         return True
 
     def described(self, image: Image | None, changed: bool, known_after: t.Sequence[str] = (), **more: t.Any) -> dict[str, t.Any]:
-        about = {"stamp": self.forms[0] if self.forms else "", "image_stamp": image.labels.get(self.params["label"], "") if image else "", "differs": self.differs(image)}
+        image_stamp = image.labels.get(self.params["label"], "") if image else ""
+        about = {"stamp": self.forms[0] if self.forms else "", "image_stamp": image_stamp, "differs": self.differs(image)}
         found: dict[str, t.Any] = {"present": image is not None, "reference": self.params["reference"]}
         if known_after:
             found.update(present=True, digest=None, built=about["differs"])
