@@ -36,9 +36,11 @@ def is_running(record: t.Mapping[str, t.Any], mark: str) -> bool:
         return False
     try:
         with open(f"/proc/{record['pid']}/cmdline", "rb") as stream:
-            return os.fsencode(mark) in stream.read().split(b"\0")
+            words = stream.read()
     except OSError:
         return False
+    # It is empty while the kernel loads the program, which on a busy machine is seen.
+    return not words or os.fsencode(mark) in words.split(b"\0")
 
 
 def end(record: t.Mapping[str, t.Any], seconds: float = STOP_SECONDS) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -140,6 +141,14 @@ def test_another_process_of_the_same_number_is_left_alone(job):
     assert not _detached.is_running(mine, "/s/jobs/weights/request.json")
     assert not _detached.is_running({**mine, "began": "1"}, arguments[0])
     assert not _detached.is_running({"pid": os.getpid(), "began": ""}, arguments[0])
+
+
+def test_a_program_that_the_kernel_still_loads_runs(monkeypatch):
+    """Its command line is empty then (one of two looks right after a start, on a busy machine)."""
+    mine = {"pid": os.getpid(), "began": _detached._began(os.getpid())}
+    monkeypatch.setattr(_detached, "open", lambda path, *rest: io.BytesIO(b"") if path.endswith("/cmdline") else open(path, *rest), raising=False)
+    assert _detached.is_running(mine, "mark")
+    assert not _detached.is_running({**mine, "began": "1"}, "mark")
 
 
 def test_a_job_that_died_has_its_last_words_in_a_file(job, argv):
