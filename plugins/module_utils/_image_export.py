@@ -41,6 +41,8 @@ SMALL = 4 << 20
 TLS_HANDSHAKE = b"\x16"
 # How the directory of a push begins; a killed one leaves it.
 PUSHED = "push-"
+# Where the system's containerd keeps what it has, unless its settings name another root.
+CONTAINERD_ROOT, CONTAINERD_SETTINGS = "/var/lib/containerd", "/etc/containerd/config.toml"
 PLAIN_LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
@@ -346,6 +348,22 @@ def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
 def containerd_store(info: t.Mapping[str, t.Any]) -> bool:
     """Whether the engine keeps its images in containerd; from C(/info)."""
     return any("io.containerd.snapshotter" in str(word) for pair in info.get("DriverStatus") or () for word in pair)
+
+
+def image_root(info: t.Mapping[str, t.Any], settings: str = CONTAINERD_SETTINGS) -> str:
+    """Where the engine's images lie; from C(/info), which tells the root of Docker only.
+
+    The containerd of the system has a root of its own, one that Docker runs for itself lies below Docker's.
+    """
+    own = "docker" in (info.get("Containerd") or {}).get("Address", "")
+    if own or not containerd_store(info):
+        return t.cast("str", info["DockerRootDir"])
+    try:
+        with open(settings, encoding="utf-8", errors="replace") as stream:
+            named = re.search(r"""^\s*root\s*=\s*["'](/[^"']*)["']""", stream.read().partition("\n[")[0], re.MULTILINE)
+    except OSError:
+        named = None
+    return named[1] if named else CONTAINERD_ROOT
 
 
 def one_platform(api: DockerApi, os_name: str, architecture: str) -> str | None:

@@ -38,6 +38,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_export i
     ExportError,
     Receiver,
     containerd_store,
+    image_root,
     lack_of_space,
     one_platform,
 )
@@ -333,7 +334,7 @@ class Ship:
 
     def lack_of_space(self, staged: int, loaded: int) -> tuple[str, int, int] | None:
         """Both are counted, on one filesystem or on two: staged layers stay until the engine has them."""
-        return lack_of_space((self.staging_root, staged), (self.api.info()["DockerRootDir"], loaded), margin=MARGIN)
+        return lack_of_space((self.staging_root, staged), (image_root(self.api.info()), loaded), margin=MARGIN)
 
     def require_space(self, staged: int, loaded: int) -> None:
         lack = self.lack_of_space(staged, loaded)

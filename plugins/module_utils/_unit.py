@@ -380,6 +380,7 @@ class Job:
         self.progress = os.path.join(state_dir, "progress", f"{work}.json")
         self.process = os.path.join(self.folder, "process.json")
         self.output = os.path.join(self.folder, "output.log")
+        self.secret = os.path.join(self.folder, "secret")
 
     def running(self) -> bool:
         return self._detached() is not None or state(self.module, self.name).active
@@ -395,6 +396,12 @@ class Job:
             _detached.end(record)
         else:
             stop(self.module, self.name)
+        self._forget_secret()
+
+    def _forget_secret(self) -> None:
+        """Of a job that ended before it had read it."""
+        with identity(self.user), contextlib.suppress(OSError):
+            os.unlink(self.secret)
 
     def begin(self, argv: t.Sequence[str], request: dict[str, t.Any], secret: str | None = None) -> str:
         """Write the request and start the unit. A secret goes into a 0600 file that the job removes once read."""
@@ -405,7 +412,7 @@ class Job:
                 os.makedirs(place, exist_ok=True)
         with identity(self.user):
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
-            for stale in (self.result, self.progress, self.process, self.output):
+            for stale in (self.result, self.progress, self.process, self.output, self.secret):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(stale)
             secret_file = self._write_secret(secret)
@@ -417,22 +424,17 @@ class Job:
             else:
                 self._detach(command)
         except UnitError:
-            # The job that would have read and removed it never began.
-            if secret_file:
-                os.unlink(secret_file)
+            self._forget_secret()  # the job never began
             raise
         return run_id
 
     def _write_secret(self, secret: str | None) -> str | None:
         if not secret:
             return None
-        path = os.path.join(self.folder, "secret")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle = os.open(self.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(secret)
-        return path
+        return self.secret
 
     def _detach(self, command: t.Sequence[str]) -> None:
         """No service manager: the end of the task's session must not be that of the work."""
@@ -471,6 +473,7 @@ class Job:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(LOOK)
+        self._forget_secret()
         return True
 
     def outcome(self, run_id: str | None) -> dict[str, t.Any] | None:

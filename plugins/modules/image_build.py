@@ -184,7 +184,6 @@ known_after:
 """
 
 import os
-import shutil
 import time
 import typing as t
 
@@ -192,6 +191,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _image_build
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
 from ansible_collections.sparkops.inference.plugins.module_utils._image_build import floating_bases
+from ansible_collections.sparkops.inference.plugins.module_utils._image_export import image_root, lack_of_space
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import Image, from_inspect, own_platform
 from ansible_collections.sparkops.inference.plugins.module_utils._image_record import Record
 from ansible_collections.sparkops.inference.plugins.module_utils._image_stamp import Rule, stamps
@@ -291,10 +291,10 @@ class ImageBuild(LongModule):
             self.fail([self.refusal("recipe", path, "no such file", "a file on this node", f"correct {option}") for path, option in lacking])
 
     def require_space(self) -> None:
-        root = self.api.info()["DockerRootDir"]
-        free, size = shutil.disk_usage(root).free, (self.params["size"] or 0) + MARGIN
-        if free < size:
-            self.fail([self.refusal("space", root, f"{free} bytes free", f"{size} bytes for a build", "free disk space where Docker keeps its images")])
+        lack = lack_of_space((image_root(self.api.info()), (self.params["size"] or 0) + MARGIN))
+        if lack:
+            place, size, free = lack
+            self.fail([self.refusal("space", place, f"{free} bytes free", f"{size} bytes for a build", "free disk space where Docker keeps its images")])
 
     def request(self) -> dict[str, t.Any]:
         params = self.params

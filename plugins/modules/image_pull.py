@@ -175,12 +175,12 @@ known_after:
   elements: str
 """
 
-import shutil
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _registry
 from ansible_collections.sparkops.inference.plugins.module_utils._docker_api import DockerApi, DockerError
+from ansible_collections.sparkops.inference.plugins.module_utils._image_export import image_root, lack_of_space
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import (
     MAX_LAYERS,
     Image,
@@ -338,10 +338,10 @@ class ImagePull(LongModule):
         size = self.params["size"]
         if not size or self.api.call("GET", "/images/json", query={"filters": f'{{"reference": ["{self.reference.name}"]}}'}):
             return
-        root = self.api.info()["DockerRootDir"]
-        free = shutil.disk_usage(root).free
-        if free < size:
-            raise RegistryError("space", f"{free} bytes free at {root}, the image needs {size}")
+        lack = lack_of_space((image_root(self.api.info()), size))
+        if lack:
+            place, size, free = lack
+            raise RegistryError("space", f"{free} bytes free at {place}, the image needs {size}")
 
     def request(self) -> tuple[dict[str, t.Any], str | None]:
         """For the job; the password goes another way."""

@@ -18,6 +18,7 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_export i
     ExportError,
     TooMuch,
     containerd_store,
+    image_root,
     layer_sizes,
     legacy_name,
 )
@@ -166,6 +167,28 @@ def test_store_kinds():
     assert containerd_store({"DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]})
     assert not containerd_store({"DriverStatus": [["Backing Filesystem", "extfs"], ["Supports d_type", "true"]]})
     assert not containerd_store({"DriverStatus": None})
+
+
+@pytest.mark.parametrize(
+    ("settings", "address", "root"),
+    [
+        (None, "/run/containerd/containerd.sock", "/var/lib/containerd"),
+        ('version = 2\n# root = "/no"\nroot = "/data/containerd"\n', "/run/containerd/containerd.sock", "/data/containerd"),
+        ("root = '/data/containerd'\n[grpc]\n", None, "/data/containerd"),
+        ('version = 3\n[plugins.x]\nroot = "/no"\n', "/run/containerd/containerd.sock", "/var/lib/containerd"),
+        ('root = "/data/containerd"', "/var/run/docker/containerd/containerd.sock", "/data/docker"),
+        ('root = "/data/containerd"', "/run/snap.docker/containerd/containerd.sock", "/data/docker"),
+    ],
+)
+def test_where_images_lie(tmp_path, settings, address, root):
+    path = tmp_path / "config.toml"
+    if settings is not None:
+        path.write_text(settings)
+    info = {"DockerRootDir": "/data/docker", "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]}
+    if address:
+        info["Containerd"] = {"Address": address, "Namespaces": {}}
+    assert image_root(info, str(path)) == root
+    assert image_root({**info, "DriverStatus": [["Backing Filesystem", "extfs"]]}, str(path)) == "/data/docker"
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_another_process_of_the_same_number_is_left_alone(job):
 def test_a_program_that_the_kernel_still_loads_runs(monkeypatch):
     """Its command line is empty then (one of two looks right after a start, on a busy machine)."""
     mine = {"pid": os.getpid(), "began": _detached._began(os.getpid())}
-    monkeypatch.setattr(_detached, "open", lambda path, *rest: io.BytesIO(b"") if path.endswith("/cmdline") else open(path, *rest), raising=False)
+    monkeypatch.setattr(_detached, "open", lambda path, *mode, **more: io.BytesIO() if path.endswith("/cmdline") else open(path, *mode, **more), raising=False)
     assert _detached.is_running(mine, "mark")
     assert not _detached.is_running({**mine, "began": "1"}, "mark")
 
@@ -158,10 +158,19 @@ def test_a_job_that_died_has_its_last_words_in_a_file(job, argv):
     assert one.last_words() == "no more bytes" and one.log == one.output
 
 
+@pytest.mark.parametrize("then", ["wait", "die"])
+def test_a_secret_that_was_not_read_goes_with_its_job(job, argv, then):
+    one = job()
+    one.begin(argv, {"then": then}, secret="hf_secret")
+    assert os.stat(one.secret).st_mode & 0o777 == 0o600
+    one.stop() if then == "wait" else one.wait(30)
+    assert not one.running() and not os.path.exists(one.secret)
+
+
 def test_a_program_that_is_not_there_is_an_error_at_once(job):
     with pytest.raises(_unit.UnitError, match="no-such-program"):
         job().begin(["/no-such-program"], {}, secret="hf_secret")
-    assert not os.path.exists(os.path.join(job().folder, "secret"))
+    assert not os.path.exists(job().secret)
 
 
 def test_a_transfer_tells_notices_once_and_leaves_its_rate_beside_the_others(tmp_path):
