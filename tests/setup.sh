@@ -46,6 +46,7 @@ find_missing_packages() {
     local browser
     need ip iproute2
     need iptables iptables
+    need ping iputils-ping
     need ssh openssh-client
     need rsync rsync
     need git git

@@ -193,8 +193,10 @@ def test_the_module_leaves_a_listener_and_takes_it_away(capsys, check):
     found = run(capsys, state="probed", node="spark-2", address="127.0.0.1", meeting=meeting, _ansible_check_mode=check)
     assert found["meeting"] == {"state": "open", "detail": "", "clock": 0.0} and found["changed"] is False
     assert run(capsys, state="stopped", **common)["changed"] is False
-    time.sleep(0.2)
-    assert "fabric.meeting_refused" in run(capsys, state="probed", node="spark-2", address="127.0.0.1", meeting=meeting)["msg"]
+    until = time.monotonic() + 30  # it closes after its answer
+    while not (message := run(capsys, state="probed", node="spark-2", address="127.0.0.1", meeting=meeting).get("msg", "")) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert "fabric.meeting_refused" in message
 
 
 def test_pings_run_to_the_letter_and_all_faults_are_one_failure(capsys, monkeypatch):
@@ -283,13 +285,18 @@ def ask_head(namespace: str) -> _probe.Answer:
 @pytest.fixture
 def meeting(wire):
     """A listener on the head that lives as long as the test."""
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         with open(f"/var/run/netns/{wire[0]}", "rb") as handle:
             ctypes.CDLL(None).setns(handle.fileno(), 0)
-        _probe.serve(_probe.open_listener(HEAD, 29521), 60)
+        listener = _probe.open_listener(HEAD, 29521)
+        os.write(writer, b".")
+        _probe.serve(listener, 60)
         os._exit(0)
-    time.sleep(0.3)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        assert stream.read(1)
     yield wire
     os.kill(child, 9)
     os.waitpid(child, 0)
