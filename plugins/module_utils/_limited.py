@@ -11,6 +11,7 @@ Any call on a hard NFS mount waits for as long as its server is away, and the ca
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -25,6 +26,8 @@ from ansible_collections.sparkops.inference.plugins.module_utils._mounts import 
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 
 SECONDS = 10.0
+# How long a killed child gets to end.
+KILLED = 1.0
 # A look reads little: enough for one answer of the server.
 SAMPLE = 4096
 # What an answer of the server says of a mount.
@@ -44,11 +47,17 @@ class Look(t.NamedTuple):
 
 def command(words: t.Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
     """Run a command. TooLong when it does not end; from several threads at once, which run_command of a module does not allow."""
+    # No context manager, which waits for the end: on a suspended pool a killed command has none.
+    # pylint: disable-next=ansible-bad-function,consider-using-with
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        # pylint: disable-next=ansible-bad-function
-        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False)
+        out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired as exc:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILLED)
         raise TooLong(str(exc)) from exc
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 def limited(looks: t.Sequence[t.Callable[[], t.Any]], seconds: float = SECONDS) -> list[t.Any]:
@@ -90,7 +99,7 @@ def _collect(pid: int, reader: int, deadline: float) -> t.Any:
     finally:
         os.close(reader)
     os.kill(pid, signal.SIGKILL)
-    end = time.monotonic() + 1.0
+    end = time.monotonic() + KILLED
     # Waits on NFS are killable; what is not is left to init.
     while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
         time.sleep(0.02)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import time
 
 import pytest
@@ -111,6 +112,19 @@ def test_looks_run_side_by_side_and_end_in_time():
     assert time.monotonic() - began < 5
     assert answers[0] == 1 and answers[2].errno == errno.ESTALE
     assert all(isinstance(answers[number], _limited.TooLong) for number in (1, 3))
+
+
+def test_a_command_that_does_not_even_end_when_it_is_killed_is_left(monkeypatch):
+    began, made = time.monotonic(), []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: made.append(process))
+    with pytest.raises(_limited.TooLong, match="sleep"):
+        _limited.command(["sleep", "600"], 0.2)
+    assert time.monotonic() - began < 60
+    monkeypatch.undo()
+    made[0].kill()
+    made[0].wait()
+    done = _limited.command(["sh", "-c", "echo out; echo err >&2; exit 3"], 60)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"out\n", b"err\n")
 
 
 def test_no_child_stays_behind(monkeypatch):
