@@ -182,13 +182,14 @@ def test_the_module_leaves_a_listener_and_takes_it_away(capsys, check):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"node": "spark-1", "address": "127.0.0.1", "port": port, "_ansible_check_mode": check}
-    if os.fork() == 0:  # the module forks, and must not do so from the test runner itself
+    child = os.fork()
+    if child == 0:  # the module forks, and must not do so from the test runner itself
         try:
             with patch_module_args({"state": "listening", "seconds": 20, **common}):
                 fabric_probe.main()
         finally:
             os._exit(0)
-    os.wait()
+    assert os.waitpid(child, 0)[1] == 0
     meeting = {"name": "spark-1", "address": "127.0.0.1", "port": port}
     found = run(capsys, state="probed", node="spark-2", address="127.0.0.1", meeting=meeting, _ansible_check_mode=check)
     assert found["meeting"] == {"state": "open", "detail": "", "clock": 0.0} and found["changed"] is False
