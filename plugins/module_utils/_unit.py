@@ -38,6 +38,8 @@ if t.TYPE_CHECKING:
 PACKAGE = "ansible_collections.sparkops.inference.plugins.module_utils"
 # Seconds that one look at a running unit takes at most: a poll, not a wait.
 LOOK = 0.5
+# More than the result of a job takes, with the refusals of all its files.
+RESULT_ROOM = 256 << 10
 # Bytes from which on a transfer tells a rate.
 LEAST_RATED = 64 << 20
 
@@ -252,7 +254,9 @@ class Progress:
             "message": self.message,
             "updated": time.time(),
         }
-        write_json(self.path, content)
+        # The work goes on without a line that tells of it, which a full disk takes first.
+        with contextlib.suppress(OSError):
+            write_json(self.path, content)
 
 
 def read_json(path: str) -> dict[str, t.Any] | None:
@@ -312,11 +316,20 @@ class Cancelled(BaseException):
     """Somebody stopped the unit. Like KeyboardInterrupt it is no error: whoever takes errors for a bad line must not try again."""
 
 
+def keep_room(result: str) -> str:
+    """A file beside the result that keeps its room: work that fills the disk must be able to say so at its end. Returns its path."""
+    path = f"{result}.room"
+    with contextlib.suppress(OSError), open(path, "wb") as stream:
+        os.posix_fallocate(stream.fileno(), 0, RESULT_ROOM)
+    return path
+
+
 def run_job(request_path: str, work: t.Callable[[dict[str, t.Any], Progress], dict[str, t.Any]]) -> int:
     """Run the work of a unit: keep its progress fresh, and leave a result whatever happens."""
     request = read_json(request_path) or {}
     progress = Progress(request["progress"])
     ended = threading.Event()
+    room = keep_room(request["result"])
 
     def tick() -> None:
         while not ended.wait(1.0):
@@ -340,9 +353,11 @@ def run_job(request_path: str, work: t.Callable[[dict[str, t.Any], Progress], di
         result = {"ok": False, "error": f"{type(exc).__name__}: {exc}"}
     ended.set()
     ticker.join()
+    with contextlib.suppress(OSError):
+        os.unlink(room)
+    write_json(request["result"], {**result, "run_id": request["run_id"]})
     progress.phase = "done" if result["ok"] else "failed"
     progress.write()
-    write_json(request["result"], {**result, "run_id": request["run_id"]})
     if result.get("cancelled"):
         # Threads may be in the middle of 100 GB; nobody waits for them after a cancel.
         os._exit(1)
@@ -410,8 +425,9 @@ class Job:
         with identity_at(self.user, places[0]):
             for place in places:
                 os.makedirs(place, exist_ok=True)
-        with identity(self.user):
+            # The account's, also while root does the work: it may do the next one itself.
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        with identity(self.user):
             for stale in (self.result, self.progress, self.process, self.output, self.secret):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(stale)
@@ -513,9 +529,13 @@ class LongModule:
         fail(self.module, refusals)
 
     def begin(self, request: dict[str, t.Any], secret: str | None = None) -> str:
-        with identity(self.user):
-            root = install_code(loaded_code(), os.path.join(self.params["state_root"], "lib"))
-        return self.job.begin(python_argv(root, self.program.__name__.rpartition(".")[2]), request, secret)
+        try:
+            with identity(self.user):
+                root = install_code(loaded_code(), os.path.join(self.params["state_root"], "lib"))
+            return self.job.begin(python_argv(root, self.program.__name__.rpartition(".")[2]), request, secret)
+        except OSError as exc:
+            next_step = f"free space, or give {self.params['state_root']} and what is in it to the account that works there"
+            self.fail([self.refusal("job_error", f"unit {self.job.name}", str(exc), "files of the work on this node", next_step)])
 
     def note_staged(self, image: str = "") -> None:
         """Whose the ``image`` is, or, of the modules that bring weights, the trees of ``artefacts``."""

@@ -7,16 +7,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _detached, _unit
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 
 # Works until it is told to stop, with a child in a session of its own, as rsync and ssh are.
 WORK = """
@@ -87,6 +90,42 @@ def test_what_root_makes_for_a_deployment_belongs_to_the_account_of_the_place(jo
     monkeypatch.setattr(work, "_detach", lambda command: None)
     work.begin(["true"], {})
     assert steps[:2] == [(account, False), (user, True)]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root works for others")
+def test_the_account_goes_on_where_root_began(job, monkeypatch):
+    """An account that may use Docker since a moment ago finds the job folder of root's work as its own."""
+    monkeypatch.setattr(_unit.Job, "_detach", lambda self, command: None)
+    with tempfile.TemporaryDirectory() as place:  # other accounts may not look into tmp_path
+        os.chown(place, 65534, 65534)
+        for user in ("", "nobody", ""):
+            work = _unit.Job(None, "pull", "d", f"{place}/d", user)
+            work.begin(["true"], {}, secret="hf_secret")
+            assert os.stat(work.folder).st_uid == 65534 and os.stat(work.folder).st_mode & 0o777 == 0o700
+            assert os.stat(work.request).st_uid == (65534 if user else 0)
+
+
+def test_a_full_disk_hides_no_reason(tmp_path, monkeypatch):
+    """The room of the result is kept from the start; what tells of progress may fail."""
+    request, result = tmp_path / "request.json", tmp_path / "result.json"
+    request.write_text(json.dumps({"progress": str(tmp_path / "progress.json"), "result": str(result), "run_id": "r"}))
+    write = _unit.write_json
+
+    def full(path, content, mode=0o644):
+        if os.path.exists(f"{result}.room"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content, mode)
+
+    def work(dummy, progress):
+        assert os.stat(f"{result}.room").st_size == _unit.RESULT_ROOM
+        progress.begin("copy", 5)
+        raise _unit.Refused(Refusal("sync.disk_full", "spark-2", "a", "b", "c", "d"))
+
+    monkeypatch.setattr(_unit, "write_json", full)
+    monkeypatch.setattr(_unit.signal, "signal", lambda *words: None)
+    assert _unit.run_job(str(request), work) == 1
+    assert json.loads(result.read_text())["refusals"][0]["id"] == "sync.disk_full"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["progress.json", "request.json", "result.json"]
 
 
 def child_of(job):
