@@ -124,7 +124,8 @@ class SyncJob(Transfer):
             for copy in copies:
                 self.lock(locks, copy)
                 self.settle_place(copy)
-            if self.request["verify"]:
+            # To force is to read and compare all that is there, too.
+            if self.request["verify"] and self.request["policy"] != "force":
                 self.verify(copies)
             for copy in copies:
                 self.plan(copy)
@@ -199,12 +200,15 @@ class SyncJob(Transfer):
     # Planning
 
     def verify(self, copies: t.Sequence[Copy]) -> None:
-        """Re-read all files that have their size; damage is written down so that the next run brings only that."""
+        """Re-read all files that have their size. Damage is written down: this run names it, and the next one brings only that."""
         self.progress.begin("verify", sum(copy.manifest.size for copy in copies))
         refusals = []
         for copy in copies:
-            problems = [item for item in manifests.check_hashes(copy.tree, copy.manifest.files, progress=self.count, drop=True) if item.kind == "hash"]
-            note_damage(copy.tree, (item.path for item in problems))
+            # Behind a mount the head mends a file, so that it is read again.
+            noted = set() if self.mounted else damaged(copy.tree)
+            files = [file for file in copy.manifest.files if file.path not in noted]
+            problems = [item for item in manifests.check_hashes(copy.tree, files, progress=self.count, drop=True) if item.kind == "hash"]
+            note_damage(copy.tree, noted.union(item.path for item in problems))
             refusals += [
                 Refusal(
                     "sync.damaged",
@@ -213,7 +217,7 @@ class SyncJob(Transfer):
                     item.text,
                     "the file of the manifest",
                     "run the weights play with the tag verify: the file is the head's" if self.mounted
-                    else "run the sync play without the verify tag: it brings only this file",
+                    else "run the sync play again: it brings only this file",
                 )
                 for item in problems
             ]

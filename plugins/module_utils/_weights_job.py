@@ -120,15 +120,17 @@ class WeightsJob(Transfer):
     # Verification
 
     def verify(self, artefacts: t.Sequence[Artefact]) -> None:
-        """Re-read everything that has a manifest. Damage is written down, so that the next run fetches only that."""
+        """Re-read everything that has a manifest. Damage is written down: this run names it, and the next one fetches only that."""
         known = [(artefact, self.tree(artefact), manifests.load(self.tree(artefact))) for artefact in artefacts]
         self.progress.begin("verify", sum(manifest.size for _a, _t, manifest in known if manifest))
         refusals = []
         for artefact, tree, manifest in known:
             if not manifest:
                 continue
-            problems = manifests.check_hashes(tree, manifest.files, progress=self.count, drop=True)
-            note_damage(tree, (problem.path for problem in problems if problem.kind == "hash"))
+            noted = damaged(tree)
+            files = [file for file in manifest.files if file.path not in noted]
+            problems = [problem for problem in manifests.check_hashes(tree, files, progress=self.count, drop=True) if problem.kind == "hash"]
+            note_damage(tree, noted.union(problem.path for problem in problems))
             for problem in problems:
                 refusals.append(
                     Refusal(
@@ -137,7 +139,7 @@ class WeightsJob(Transfer):
                         f"{artefact.name}: {tree}/{problem.path}",
                         problem.text,
                         "the file of the manifest",
-                        "run the weights play without the verify tag: it fetches only this file",
+                        "run the weights play again: it fetches only this file",
                     )
                 )
         if refusals:

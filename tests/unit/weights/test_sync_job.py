@@ -162,21 +162,24 @@ def damage(path: pathlib.Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_a_flipped_byte_is_found_by_verify_and_only_that_file_is_sent_again(group, transport):
+@pytest.mark.parametrize("always", [False, True])
+def test_a_flipped_byte_is_found_by_verify_and_only_that_file_is_sent_again(group, transport, always):
+    """Also where the inventory asks for a verification in every run."""
     group.run(transport=transport)
     damage(group.tree("worker") / SHARD)
     assert not group.run(transport=transport)["changed"]
     refusal = group.refused(transport=transport, verify=True)
     assert refusal["id"] == "sync.damaged" and SHARD in refusal["thing"]
-    result = group.run(transport=transport)
+    result = group.run(transport=transport, verify=always)
     assert result["artefacts"]["model"]["files"] == 1 and group.same()
-    assert group.run(transport=transport, verify=True)["ok"]
+    assert not group.run(transport=transport, verify=True)["changed"]
 
 
-def test_force_compares_by_hash(group, transport):
+@pytest.mark.parametrize("verify", [False, True])
+def test_force_compares_by_hash(group, transport, verify):
     group.run(transport=transport)
     damage(group.tree("worker") / SHARD)
-    result = group.run(transport=transport, policy="force")
+    result = group.run(transport=transport, policy="force", verify=verify)
     assert result["artefacts"]["model"]["files"] == 1 and group.same()
 
 

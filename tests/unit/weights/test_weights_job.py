@@ -86,7 +86,9 @@ def test_files_without_a_manifest_are_hashed_not_fetched(hub, node):
     assert hub.served() == (source / SMALL).stat().st_size
 
 
-def test_verify_names_the_damaged_file_and_the_next_run_fetches_only_it(hub, node):
+@pytest.mark.parametrize("always", [False, True])
+def test_verify_names_the_damaged_file_and_the_next_run_fetches_only_it(hub, node, always):
+    """Also where the inventory asks for a verification in every run."""
     source = hub.repository("acme/tiny", SIZES)
     node.run()
     hub.call("DELETE", "/counters")
@@ -100,7 +102,7 @@ def test_verify_names_the_damaged_file_and_the_next_run_fetches_only_it(hub, nod
     assert _weights_state.look(str(node.weights), _weights_state.Artefact.from_dict(node.artefact())).problems == [
         f"{SMALL}: found damaged by the last verification"
     ]
-    assert node.run()["ok"] and same(node.tree(), source)
+    assert node.run(verify=always)["ok"] and same(node.tree(), source)
     assert hub.served() == (source / SMALL).stat().st_size
     assert not node.run(verify=True)["changed"]
 
