@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import typing as t
 
@@ -166,4 +167,4 @@ def changed_paths(text: str, watched: t.Sequence[str]) -> list[str]:
 
 def unescape(text: str) -> str:
     """zfs diff writes a byte that is not plain as a backslash, a zero, and its number in octal."""
-    return re.sub(r"\\0([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+    return os.fsdecode(re.sub(rb"\\0([0-3][0-7]{2})", lambda match: bytes([int(match[1], 8)]), os.fsencode(text)))

@@ -246,6 +246,15 @@ def read(module: AnsibleModule) -> dict[str, t.Any]:
     }
 
 
+def unmounted(info: t.Mapping[str, t.Any]) -> list[Refusal]:
+    """A dataset that waits for its key, or whose mount failed at boot: files would come into the folder below it, and be hidden later."""
+    zfs = info["zfs"]
+    if zfs.get("mounted") != "no" or zfs.get("mountpoint") != info["weights_root"]:
+        return []
+    next_step = f"run zfs mount {zfs['dataset']} on {info['node']} (zfs load-key first where it is encrypted), then run this again"
+    return [Refusal("sync.zfs_unmounted", info["node"], f"dataset {zfs['dataset']}", "not mounted", f"mounted at {info['weights_root']}", next_step)]
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -261,8 +270,9 @@ def main() -> None:
         supports_check_mode=True,
     )
     info = read(module)
-    lacking = [item for item in info["artefacts"] if not item["complete"]] if module.params["required"] else []
-    refusals = [
+    refusals = unmounted(info)
+    lacking = [item for item in info["artefacts"] if not item["complete"]] if module.params["required"] and not refusals else []
+    refusals += [
         Refusal(
             "weights.incomplete",
             info["node"],

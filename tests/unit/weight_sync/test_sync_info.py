@@ -121,3 +121,12 @@ def test_no_replica_is_looked_for_on_a_share_that_does_not_answer(look, dead):
 def test_the_stale_mount_of_an_earlier_tree_is_no_reason_to_refuse(look):
     assert look.at(f"{look.root}/acme--tiny/before", "stale")["message"] == ""
     assert "sync.nfs_stale" in look.at(f"{look.root}/{ARTEFACT['directory']}", "stale")["message"]
+
+
+@pytest.mark.parametrize(("mounted", "mountpoint", "refused"), [("no", "/srv/weights", True), ("yes", "/srv/weights", False), ("no", "/srv/weights/.replica", False)])
+def test_a_dataset_that_is_not_mounted_hides_what_would_come(mounted, mountpoint, refused):
+    info = {"node": "spark-1", "weights_root": "/srv/weights", "zfs": {"dataset": "tank/weights", "mounted": mounted, "mountpoint": mountpoint}}
+    found = sync_info.unmounted(info)
+    assert bool(found) == refused
+    assert not found or (found[0].id, "zfs mount tank/weights on spark-1" in found[0].text) == ("sync.zfs_unmounted", True)
+    assert not sync_info.unmounted({**info, "zfs": {"dataset": None}})

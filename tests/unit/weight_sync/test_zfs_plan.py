@@ -162,6 +162,7 @@ def test_only_trees_and_manifests_make_a_snapshot_worthwhile():
     assert _zfs_plan.changed_paths(text, watched) == []
     assert _zfs_plan.changed_paths(text + "M\t/w/acme--tiny/c/model.safetensors\n", watched) == ["/w/acme--tiny/c/model.safetensors"]
     assert _zfs_plan.changed_paths("R\t/w/x\t/w/acme--tiny/c/with\\0040space\n", watched) == ["/w/acme--tiny/c/with space"]
+    assert _zfs_plan.changed_paths("M\t/mod\\0303\\0250les/c/\\0134\n", ["/modèles/c"]) == ["/modèles/c/\\"]
 
 
 def test_a_rollback_names_what_it_destroys():
