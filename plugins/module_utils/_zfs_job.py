@@ -63,6 +63,7 @@ NEXT_STEP = {
     "zfs_space": "free space in the pool, or set weight_sync_zfs_dataset to another pool",
     "zfs_rights": "run the sync play with become, which delegates the rights (zfs allow)",
     "zfs_diverged": "set weight_sync_zfs_discard to true, which gives up what the message names",
+    "zfs_used": "run stop.yml first; the sync play with become unmounts what nobody reads",
     "zfs_busy": "find the other receive (zpool status, ps), or end it",
     "zfs_stream": "check both pools (zpool status), then run again",
 }
@@ -217,12 +218,20 @@ class ReceiveJob(Transfer):
         if step.lost:
             self.say(f"giving up, as set: {'; '.join(step.lost)}")
         if replaced:
+            self.require_unmounted()
             code, _out, err = self.local("destroy", "-r", self.dataset)
             if code:
                 raise self.refuse("zfs_rights", f"dataset {self.dataset}", err, "the right to destroy it", NEXT_STEP["zfs_rights"])
         self.say(f"{step.action} to {step.target.name}: {gib(size)} to receive" + (f", from {step.base.name}" if step.base else ""))
         self.progress.begin("receive", size, self.progress.message)
         self.receive(words, step)
+
+    def require_unmounted(self) -> None:
+        """Only root may unmount, whatever was delegated, and a destroy would take the snapshots before it finds out."""
+        _code, listed, _err = self.local("list", "-H", "-r", "-t", "filesystem", "-o", "name,mounted", self.dataset)
+        mounted = _zfs_plan.parse_mounted(listed)
+        if mounted and os.geteuid() != 0:
+            raise self.refuse("zfs_used", f"dataset {self.dataset}", f"mounted: {', '.join(mounted)}", "a replica that nobody reads", NEXT_STEP["zfs_used"])
 
     @staticmethod
     def words(step: Receive) -> list[str]:

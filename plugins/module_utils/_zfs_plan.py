@@ -155,6 +155,11 @@ def to_discard(snapshots: t.Sequence[Snapshot], name: str) -> list[Snapshot] | N
     return None if place is None else ordered[place + 1 :]
 
 
+def parse_mounted(text: str) -> list[str]:
+    """The mounted ones of ``zfs list -H -r -o name,mounted``, inner ones first: in this order they can be unmounted."""
+    return [name for name, dummy, mounted in (line.partition("\t") for line in reversed(text.splitlines())) if mounted == "yes"]
+
+
 def changed_paths(text: str, watched: t.Sequence[str]) -> list[str]:
     """Paths of ``zfs diff -H`` that belong to the trees or manifests; locks and staging do not count."""
     found = []

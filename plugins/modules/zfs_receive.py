@@ -116,11 +116,13 @@ refusals:
   elements: dict
 """
 
+import os
 import shutil
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparkops.inference.plugins.module_utils import _unit, _zfs_command, _zfs_job, _zfs_plan
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 
 JOB_OPTIONS = ("dataset", "source", "key", "known_hosts", "discard", "stall_seconds", "space_margin", "state_dir", "node")
 
@@ -141,13 +143,29 @@ class Replication(_unit.LongModule):
         snapshots = _zfs_plan.parse_snapshots(out) if rc == 0 else ()
         return any(snapshot.guid == self.params["target"] for snapshot in snapshots)
 
+    def fail(self, refusals: t.Sequence[Refusal]) -> t.NoReturn:
+        """Only root may unmount: what the job is allowed to replace, and finds mounted, is unmounted here, and the job begins anew."""
+        if self.params["discard"] and [item.id for item in refusals] == ["sync.zfs_used"] and os.geteuid() == 0 and self.unmount():
+            self.module.exit_json(**self.result([], self.end_of(self.begin(self.request()))))
+        super().fail(refusals)
+
+    def unmount(self) -> bool:
+        """Whether there was something to unmount, and all of it is. What somebody reads stays."""
+        argv = [_zfs_job.zfs_program(), "list", "-H", "-r", "-t", "filesystem", "-o", "name,mounted", self.params["dataset"]]
+        mounted = _zfs_plan.parse_mounted(_zfs_command.ask(self.module, self.params["node"], argv)[1])
+        answers = [_zfs_command.ask(self.module, self.params["node"], [_zfs_job.zfs_program(), "unmount", name]) for name in mounted]
+        return bool(mounted) and not any(rc for rc, _out, _err in answers)
+
+    def request(self) -> dict[str, t.Any]:
+        return {name: self.params[name] for name in JOB_OPTIONS}
+
     def present(self) -> dict[str, t.Any]:
         outcome = self.earlier()
         if outcome is None and self.has_target():
             return self.result([])
         if self.module.check_mode:
             return self.result([], {"changed": True})
-        return self.result([], outcome or self.end_of(self.begin({name: self.params[name] for name in JOB_OPTIONS})))
+        return self.result([], outcome or self.end_of(self.begin(self.request())))
 
 
 def main() -> None:

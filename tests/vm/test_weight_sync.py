@@ -405,6 +405,22 @@ def test_a_replica_that_differs_is_refused_and_what_would_be_lost_is_named(impor
     assert "giving up, as set" in done.text and "by-hand" not in on(WORKER, "zfs list -H -t snapshot -o name")
 
 
+def test_a_mounted_replica_of_another_dataset_is_replaced_where_that_is_set(imported):
+    """The head's snapshots are gone, so no stream has a base; only root may unmount, and a reader keeps the replica."""
+    path = tree(HEAD, POOL_ROOT)
+    before = snapshots(WORKER)
+    on(HEAD, f"date > {path}/extra.txt; zfs destroy tank/weights@%")
+    discard = {**ZFS, "weight_sync_zfs_discard": True}
+    refused(play("sync", variables=ZFS), "sync.zfs_diverged", "all content of tank/weights")
+    on(WORKER, f"nohup tail -f {path}/config.json >/dev/null 2>&1 & echo $! >/tmp/reader")
+    refused(play("sync", variables=discard), "sync.zfs_used", "mounted: tank/weights")
+    assert snapshots(WORKER) == before and hashes(WORKER, path + "/")
+    on(WORKER, "kill $(cat /tmp/reader)")
+    fine(play("sync", variables=discard))
+    assert hashes(WORKER, path + "/") == hashes(HEAD, path) and snapshots(WORKER)[-1] == snapshots(HEAD)[-1]
+    assert changed(fine(play("sync", variables=ZFS))) == 0
+
+
 def test_snapshots_are_pruned(imported):
     assert len(snapshots(HEAD)) <= 2 and len(snapshots(WORKER)) <= 2
 

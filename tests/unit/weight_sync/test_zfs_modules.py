@@ -18,6 +18,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.sparkops.inference.plugins.module_utils import _limited, _mounts, _unit, _zfs_command, _zfs_job
 from ansible_collections.sparkops.inference.plugins.module_utils._node_copy import CopyError
+from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 from ansible_collections.sparkops.inference.plugins.modules import sync_info, zfs_pool, zfs_receive, zfs_replica, zfs_snapshot
 from commands import Commands, call, ids
 
@@ -245,6 +246,7 @@ class Receiving(_zfs_job.ReceiveJob):
         self.head, self.copies, self.sizes, self.free, self.faults, self.tokens = head, list(copies), sizes, free, list(faults), tokens or {}
         self.moves = moves  # whether what came before a fault is kept
         self.asked, self.ran, self.streams = [], [], []
+        self.mounts = ""
 
     def remote(self, *words):
         self.asked.append(words)
@@ -266,6 +268,8 @@ class Receiving(_zfs_job.ReceiveJob):
         state = self.copies[0]
         if state is None:
             return 1, "", "dataset does not exist"
+        if argv[-2] == "name,mounted":
+            return 0, self.mounts, ""
         if "-r" in argv:
             return 0, "".join(f"{name}\n" for name in (COPY, *state["below"])), ""
         return (0, state["get"], "") if argv[0] == "get" else (0, state["list"], "")
@@ -373,6 +377,39 @@ def test_a_replica_of_something_else_goes_by_consent_and_a_full_one_comes(tmp_pa
     job = Receiving(tmp_path, TWO, [copy(("sparkops-1", "other")), None, copy(*BOTH)], discard=True)
     job.run()
     assert ("destroy", "-r", COPY) in job.ran and job.streams[0][1] == ["receive", "-s", "-u", COPY]
+
+
+@pytest.mark.parametrize(("user", "mounts", "goes"), [
+    (1000, f"{COPY}\tyes\n{COPY}/home\tyes\n", False), (1000, f"{COPY}\tno\n", True), (0, f"{COPY}\tyes\n", True),
+])  # fmt: skip
+def test_what_only_root_may_unmount_loses_nothing(tmp_path, monkeypatch, user, mounts, goes):
+    """A destroy by an account takes the snapshots, and then fails at the mount."""
+    job = Receiving(tmp_path, TWO, [copy(("sparkops-1", "other")), None, copy(*BOTH)], discard=True)
+    job.mounts = mounts
+    monkeypatch.setattr(_zfs_job.os, "geteuid", lambda: user)
+    if goes:
+        assert job.run()["changed"]
+    else:
+        with pytest.raises(_unit.Refused) as refused:
+            job.run()
+        assert refused.value.refusals[0].id == "sync.zfs_used" and f"{COPY}/home, {COPY}" in str(refused.value)
+    assert (("destroy", "-r", COPY) in job.ran) == goes
+
+
+@pytest.mark.parametrize(("busy", "discard", "begins"), [(0, True, 2), (1, True, 1), (0, False, 1)])
+def test_the_module_unmounts_what_the_job_may_replace(monkeypatch, capsys, tmp_path, busy, discard, begins):
+    begun, there = [], Refusal("sync.zfs_used", "spark-2", f"dataset {COPY}", "mounted", "none", "stop")
+    monkeypatch.setattr(_zfs_job, "zfs_program", lambda: "/usr/sbin/zfs")
+    monkeypatch.setattr(zfs_receive.Replication, "has_target", lambda self: False)
+    monkeypatch.setattr(zfs_receive.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(_unit.LongModule, "earlier", lambda self: None)
+    monkeypatch.setattr(_unit.LongModule, "begin", lambda self, request, secret=None: begun.append(request["dataset"]) or str(len(begun)))
+    monkeypatch.setattr(_unit.LongModule, "end_of", lambda self, run_id: {"changed": True} if run_id == "2" else self.fail([there]))
+    listed = (f"zfs list -H -r -t filesystem -o name,mounted {COPY}", 0, f"{COPY}\tyes\n{COPY}/home\tyes\n")
+    rows = Commands(*([listed, (f"zfs unmount {COPY}/home", 0), (f"zfs unmount {COPY}", busy, "", "busy")] if discard else []))
+    job = {"source": {}, "target": "1", "key": "/k", "known_hosts": "/h", "state_dir": str(tmp_path), "state_root": str(tmp_path), "deployment": "sparks"}
+    result = call(monkeypatch, capsys, zfs_receive, rows, dataset=COPY, node="spark-2", discard=discard, **job)
+    assert begun == [COPY] * begins and ids(result) == ([] if begins == 2 else ["sync.zfs_used"])
 
 
 def test_room_is_asked_of_the_pool_for_the_stream_that_comes(tmp_path):
