@@ -77,19 +77,19 @@ def read(proc_root: str = "/proc", process: str = "self") -> list[Mount]:
         return []
 
 
-def fstab_places(text: str, mark: str) -> list[str]:
-    """Where the lines of /etc/fstab with an option mount: they count at the next boot, whatever is mounted now."""
+def fstab_lines(text: str, mark: str) -> dict[str, str]:
+    """Place and source of the lines of /etc/fstab with an option: they count at the next boot, whatever is mounted now."""
     rows = (line.split() for line in text.splitlines() if not line.lstrip().startswith("#"))
-    return [unescape(row[1]) for row in rows if len(row) > 3 and mark in row[3].split(",")]
+    return {unescape(row[1]): unescape(row[0]) for row in rows if len(row) > 3 and mark in row[3].split(",")}
 
 
-def read_fstab(mark: str, root: str, path: str = "/etc/fstab") -> list[str]:
+def read_fstab(mark: str, root: str, path: str = "/etc/fstab") -> dict[str, str]:
     """The same of this node, at or below a folder."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as stream:
-            return [place for place in fstab_places(stream.read(), mark) if below(place, root)]
+            return {place: source for place, source in fstab_lines(stream.read(), mark).items() if below(place, root)}
     except OSError:
-        return []
+        return {}
 
 
 def below(path: str, root: str) -> bool:

@@ -81,6 +81,12 @@ exports:
   elements: dict
   sample:
     - {path: /var/lib/sparkops/weights/acme--tiny/0123, client: 198.51.100.12, options: [ro, root_squash]}
+served:
+  description: Folders that this deployment and others of the collection export.
+  returned: always
+  type: list
+  elements: str
+  sample: [/var/lib/sparkops/weights/acme--tiny/0123]
 refusals:
   description: Every reason not to go on.
   returned: on refusal
@@ -184,10 +190,19 @@ class Server:
         return self.module.run_command(["systemctl", "is-enabled", "--quiet", SERVICE])[0] == 0
 
     def others(self) -> list[str]:
-        """Exports of other deployments of ours on this head: the server's times are theirs too."""
+        """Export files of other deployments of ours on this head: the server's times are theirs too."""
         folder = os.path.dirname(self.path)
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        return [name for name in names if name.startswith("sparkops-") and name.endswith(".exports") and name != os.path.basename(self.path)]
+        return [
+            os.path.join(folder, name)
+            for name in names
+            if name.startswith("sparkops-") and name.endswith(".exports") and name != os.path.basename(self.path)
+        ]
+
+    def served(self) -> list[str]:
+        """Folders that any deployment of ours exports when this is done."""
+        others = [export for path in self.others() for export in _nfs_plan.parse_exports(read_text(path))]
+        return sorted({export.path for export in [*self.wanted, *others]})
 
     def refusals(self) -> list[Refusal]:
         """All that speaks against exporting, before anything is changed."""
@@ -246,7 +261,7 @@ class Server:
             changed = changed or started or bool(_nfs_plan.readback_problems(self.wanted, self.table()))
         if changed and not self.module.check_mode:
             self.apply()
-        result = {"changed": changed, "exports": []}
+        result = {"changed": changed, "exports": [], "served": self.served()}
         if self.wanted and not self.module.check_mode:
             result["exports"] = self.read_back()
         if self.module._diff:

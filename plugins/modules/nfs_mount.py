@@ -59,6 +59,13 @@ options:
     type: list
     elements: path
     default: []
+  served:
+    description:
+      - Folders that the head exports for any deployment. A line of the table of filesystems for another folder of O(server), which the collection has made and
+        which is not mounted, is told as RV(steps) with the action V(forget).
+      - Without it no line is.
+    type: list
+    elements: path
   recover:
     description: Whether a mount with a stale or broken handle is given up and made anew. A stale one of a tree that is not in O(directories) only goes.
     type: bool
@@ -177,7 +184,7 @@ class Client:
                 result.append((wanted, mount, _nfs_plan.plan_mount(wanted, mount, state, users, others, self.module.params["recover"])))
         if self.module.params["state"] == "unmounted":
             return [*result, *self.left(ours)]
-        return [*result, *(self.superseded(others) if self.module.params["recover"] else [])]
+        return [*result, *self.forgotten(ours), *(self.superseded(others) if self.module.params["recover"] else [])]
 
     def left(self, ours: t.Container[str]) -> list[tuple[Wanted, Mount | None, Step]]:
         """Mounts and lines of earlier trees. Their exports go with the method, so a mount that stayed would be stale for ever."""
@@ -189,6 +196,18 @@ class Client:
             for place, mount in places.items()
             if place not in live or live[place] in self.module.params["shared"]
         ]
+
+    def forgotten(self, ours: t.Container[str]) -> list[tuple[Wanted, None, Step]]:
+        """Lines of earlier trees that the head gives to nobody any more, and that are not mounted. What mounts at boot would try them for ever."""
+        if self.module.params["served"] is None:
+            return []
+        served = {f"{self.server}:{path}" for path in self.module.params["served"]}
+        lines = _mounts.read_fstab(_nfs_plan.BOOT_MARK, self.module.params["root"])
+        gone = [
+            place for place, source in lines.items()
+            if place not in ours and source.startswith(f"{self.server}:") and source not in served and self.current(place) is None
+        ]  # fmt: skip
+        return [(Wanted(place, self.server, ""), None, Step("forget", "the head does not share it any more")) for place in gone]
 
     def superseded(self, others: t.Sequence[Mount]) -> list[tuple[Wanted, Mount, Step]]:
         """Mounts of earlier trees that the head has removed since. They never come back, and every play would refuse them."""
@@ -339,6 +358,7 @@ def main() -> None:
             "directories": {"type": "list", "elements": "str", "required": True},
             "state": {"type": "str", "choices": ["mounted", "unmounted"], "default": "mounted"},
             "shared": {"type": "list", "elements": "path", "default": []},
+            "served": {"type": "list", "elements": "path"},
             "recover": {"type": "bool", "default": False},
             "user": {"type": "str", "default": ""},
             "seconds": {"type": "int", "default": 10},

@@ -238,7 +238,7 @@ def read(module: AnsibleModule) -> dict[str, t.Any]:
             for mount, look in zip(networks, looks)
         ],
         "message": format_refusals(broken) if broken else "",
-        "fstab": _mounts.read_fstab(_nfs_plan.BOOT_MARK, root),
+        "fstab": list(_mounts.read_fstab(_nfs_plan.BOOT_MARK, root)),
         "replica": has_replica(trees, mounts, silent),
         "exported": exported(params["exports_file"]),
         "zfs": zfs_info(module, params["dataset"], params["device"]),

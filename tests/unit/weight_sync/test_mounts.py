@@ -187,13 +187,13 @@ def test_a_folder_without_such_mounts_is_not_asked(monkeypatch):
 def test_a_line_of_the_table_of_filesystems_counts_whatever_is_mounted():
     lines = [f"# {TREE} x-sparkops", "/dev/vda / ext4 defaults 0 1", "", f"198.51.100.11:{TREE} {TREE} nfs4 ro,nofail,x-sparkops 0 0", "short line"]
     lines += ["head:/a /srv/with\\040space nfs x-sparkops,ro 0 0", "nas:/b /srv/weights/b nfs ro,x-sparkops-not 0 0"]
-    assert _mounts.fstab_places("\n".join(lines), "x-sparkops") == [TREE, "/srv/with space"]
+    assert _mounts.fstab_lines("\n".join(lines), "x-sparkops") == {TREE: f"198.51.100.11:{TREE}", "/srv/with space": "head:/a"}
 
 
 def test_our_lines_below_a_folder(tmp_path):
     (tmp_path / "fstab").write_text("h:/a /srv/weights/a nfs4 ro,x-sparkops 0 0\nh:/b /srv/other/b nfs4 ro,x-sparkops 0 0\n")
-    assert _mounts.read_fstab("x-sparkops", "/srv/weights", str(tmp_path / "fstab")) == ["/srv/weights/a"]
-    assert _mounts.read_fstab("x-sparkops", "/srv/weights", str(tmp_path / "none")) == []
+    assert _mounts.read_fstab("x-sparkops", "/srv/weights", str(tmp_path / "fstab")) == {"/srv/weights/a": "h:/a"}
+    assert _mounts.read_fstab("x-sparkops", "/srv/weights", str(tmp_path / "none")) == {}
 
 
 def test_a_path_is_resolved_but_for_what_lies_on_a_network_mount(tmp_path, monkeypatch):

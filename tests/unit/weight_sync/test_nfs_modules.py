@@ -128,12 +128,14 @@ def test_the_model_of_before_stays_exported_until_it_is_removed(head, monkeypatc
         trees=[str(new)],
     )  # fmt: skip
     assert [item["path"] for item in both["exports"]] == [tree_of(head), str(new)]
+    (head / "exports.d/sparkops-other.exports").write_text("/srv/other 198.51.100.13(ro)\n")
     shutil.rmtree(tree_of(head))
     one = export(
         head, monkeypatch, capsys, (SHOW, 0, table(head) + line), ACTIVE, ENABLED, start, (SHOW, 0, table(head) + line),
         (f"exportfs -u {WORKER}:{tree_of(head)}", 0), ("exportfs -a", 0), (SHOW, 0, line), trees=[str(new)],
     )  # fmt: skip
     assert one["changed"] and [item["path"] for item in one["exports"]] == [str(new)] and tree_of(head) not in own_file(head).read_text()
+    assert one["served"] == sorted([str(new), "/srv/other"])
 
 
 def test_a_line_of_somebody_else_for_the_same_folder_is_refused(head, monkeypatch, capsys):
@@ -209,7 +211,7 @@ def fixture_node(tmp_path, monkeypatch):
     """A worker whose server answers; ``mounts`` are what the kernel would show."""
     node = Worker(tmp_path / "weights")
     monkeypatch.setattr(_mounts, "read", lambda *_more: list(node.mounts))
-    monkeypatch.setattr(_mounts, "read_fstab", lambda *_more: [])
+    monkeypatch.setattr(_mounts, "read_fstab", lambda *_more: {})
     monkeypatch.setattr(_mounts, "users", lambda _mount: node.users)
     monkeypatch.setattr(_limited, "look_at", lambda mounts, _seconds: [_limited.Look(node.state, f"server {HEAD}") for _mount in mounts])
     monkeypatch.setattr(nfs_mount, "reachable", lambda _server: node.unreachable)
@@ -347,9 +349,22 @@ def test_another_method_unmounts(node, monkeypatch, capsys):
     assert not node.call(monkeypatch, capsys, state="unmounted")["changed"]
 
 
+def test_the_line_of_a_tree_that_the_head_gives_up_is_forgotten(node, monkeypatch, capsys):
+    """After a boot it is not mounted, and what mounts at boot would try it for ever."""
+    gone, other, foreign, stale = (str(node.root / "acme--tiny" / name) for name in ("gone", "other", "foreign", "stale"))
+    lines = {place: f"{HEAD}:{SERVER_ROOT}/{place.rpartition('/')[2]}" for place in (gone, other, stale)}
+    monkeypatch.setattr(_mounts, "read_fstab", lambda _mark, _root: {node.path: f"{HEAD}:{SERVER_ROOT}/{DIRECTORY}", **lines, foreign: "nas:/x"})
+    node.mounts = [node.mount(), node.mount()._replace(path=stale, source=lines[stale])]
+    served = [f"{SERVER_ROOT}/{DIRECTORY}", f"{SERVER_ROOT}/other"]
+    for check in (True, False):
+        result = node.call(monkeypatch, capsys, check=check, served=served)
+        assert result["changed"] and [(step["path"], step["action"]) for step in result["steps"]] == [(node.path, "keep"), (gone, "forget")]
+    assert not node.call(monkeypatch, capsys)["changed"]
+
+
 def test_another_method_takes_the_mounts_of_earlier_trees_too(node, monkeypatch, capsys):
     before, gone, other, line = (str(node.root / "acme--tiny" / name) for name in ("before", "gone", "other", "line"))
-    monkeypatch.setattr(_mounts, "read_fstab", lambda _mark, _root: [node.path, before, gone, other, line])
+    monkeypatch.setattr(_mounts, "read_fstab", lambda _mark, _root: dict.fromkeys([node.path, before, gone, other, line]))
     mounts = {name: node.mount()._replace(path=name, source=f"{HEAD}:{SERVER_ROOT}/{name.rpartition('/')[2]}") for name in (before, gone, other)}
     node.mounts = [node.mount(), *mounts.values()]
     monkeypatch.setattr(_limited, "look_at", lambda asked, _seconds: [_limited.Look("stale" if mount.path == gone else "live", "") for mount in asked])

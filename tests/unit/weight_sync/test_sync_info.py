@@ -69,7 +69,7 @@ def test_a_live_share_of_the_users_is_a_place_like_any_other(look):
 def test_a_tree_that_is_mounted_at_boot_only_is_told(look, monkeypatch):
     """The mount failed, or was undone by hand: another method must still take its line away, also that of an earlier tree."""
     assert look.at(os.path.dirname(look.root), "live")["fstab"] == []
-    monkeypatch.setattr(_mounts, "read_fstab", lambda mark, root: [f"{root}/acme--tiny/before {mark}"])
+    monkeypatch.setattr(_mounts, "read_fstab", lambda mark, root: {f"{root}/acme--tiny/before {mark}": "h:/w"})
     assert look.at(os.path.dirname(look.root), "live")["fstab"] == [f"{look.root}/acme--tiny/before x-sparkops"]
 
 
