@@ -116,22 +116,28 @@ def _snapshots(facts: t.Mapping[str, t.Any]) -> tuple[_zfs_plan.Snapshot, ...] |
     return None if found is None else tuple(_zfs_plan.Snapshot(item["name"], item["guid"], int(item["created"])) for item in found)
 
 
-def sync_sent(hostvars: HostVars, plan: Plan, host: str) -> list[str]:
-    """The trees of ``host`` that other ranks have read in this run, so that their pages may still fill its memory.
+def sync_read(hostvars: HostVars, plan: Plan, host: str) -> list[str]:
+    """The trees of ``host`` that were read in this run and may still fill its memory: what others copied from it, and replicas, which the worker has proven.
 
-    Transport fabric gives them back while it sends, and a stream of ZFS comes from no page of a file.
+    Transport fabric gives pages back while it sends.
     """
-    sent = set()
+    read = set()
     for reader in plan["nodes"][1:]:
-        done = (hostvars[reader].get("__weight_sync_result") or {}).get("done") or {}
+        facts = hostvars[reader]
+        done = (facts.get("__weight_sync_result") or {}).get("done") or {}
         copied = {name for name, report in done.items() if report["bytes"] and report["transport"] == "ssh"}
         if copied and host in [node["node"] for node in sync_sources(hostvars, plan, reader)]:
-            sent |= copied
+            read |= copied
+        if host == reader:
+            read |= {name for name, report in done.items() if report["transport"] == "zfs"}
         if host == plan["head"]:
             # What is mounted is proven through the mount: the head has read all of it.
-            sent |= {name for name, report in done.items() if report["transport"] == "nfs"}
+            read |= {name for name, report in done.items() if report["transport"] == "nfs"}
+            # A stream is of the whole dataset.
+            streams = ((facts.get("__weight_sync_received") or {}).get("done") or {}).values()
+            read |= {artefact["name"] for artefact in plan["artefacts"] if any(stream["bytes"] for stream in streams)}
     root = hostvars[host]["spark_node"]["weights_root"]
-    return [f"{root}/{artefact['directory']}" for artefact in plan["artefacts"] if artefact["name"] in sent]
+    return [f"{root}/{artefact['directory']}" for artefact in plan["artefacts"] if artefact["name"] in read]
 
 
 def sync_artefacts(artefacts: t.Sequence[t.Mapping[str, t.Any]], found: t.Sequence[t.Mapping[str, t.Any]]) -> list[dict[str, t.Any]]:
@@ -149,7 +155,7 @@ class FilterModule:
             "sync_artefacts": sync_artefacts,
             "sync_choice": sync_choice,
             "sync_clients": sync_clients,
-            "sync_sent": sync_sent,
+            "sync_read": sync_read,
             "sync_unreachable": sync_unreachable,
             "zfs_needed": zfs_needed,
             "zfs_watched": zfs_watched,

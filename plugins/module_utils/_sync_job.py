@@ -59,6 +59,7 @@ class Copy:
         self.staging = os.path.join(job.root, manifests.INCOMING, self.directory)
         self.todo: list[File] = []
         self.bad: dict[str, str] = {}
+        self.hashed = 0  # files that were read where they are
         self._lock = threading.Lock()
         self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1)
         self._proofs: list[concurrent.futures.Future[None]] = []
@@ -136,6 +137,8 @@ class SyncJob(Transfer):
             if self.mounted:
                 for copy in work:
                     self.accept(copy)
+                # Whoever holds the disks has read it, too, and has to give its pages back.
+                self.report = {copy.name: self.seen(copy) for copy in copies if copy.hashed or copy in work}
             else:
                 self.check_space(work)
                 for copy in work:
@@ -208,6 +211,7 @@ class SyncJob(Transfer):
             noted = set() if self.mounted else damaged(copy.tree)
             files = [file for file in copy.manifest.files if file.path not in noted]
             problems = [item for item in manifests.check_hashes(copy.tree, files, progress=self.count, drop=True) if item.kind == "hash"]
+            copy.hashed += len(files)
             note_damage(copy.tree, noted.union(item.path for item in problems))
             refusals += [
                 Refusal(
@@ -238,6 +242,7 @@ class SyncJob(Transfer):
         unproven = [file for file in files if file.path not in bad and file.path not in proven]
         if unproven:
             self.progress.begin("check", sum(file.size for file in unproven), f"{copy.name}: hashing files that are already there")
+            copy.hashed += len(unproven)
             found = manifests.hash_files(copy.tree, unproven, progress=self.count, drop=True)
             bad |= {file.path for file in unproven if found.get(file.path) != file.sha256}
         copy.todo = [file for file in files if file.path in bad]
@@ -288,7 +293,9 @@ class SyncJob(Transfer):
         self.progress.begin("evict", message="giving the read pages back")
         for file in self.each(copy):
             evict([os.path.join(copy.tree, file.path)])
-        self.report[copy.name] = {"files": len(copy.manifest.files), "bytes": 0, "seconds": 0.0, "transport": self.request["method"]}
+
+    def seen(self, copy: Copy) -> dict[str, t.Any]:
+        return {"files": len(copy.manifest.files), "bytes": 0, "seconds": 0.0, "transport": self.request["method"]}
 
     def bring(self, copy: Copy) -> None:
         files, total = list(copy.todo), sum(file.size for file in copy.todo)

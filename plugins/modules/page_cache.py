@@ -11,6 +11,7 @@ short_description: Give up the page cache of exactly the given files
 version_added: 0.1.0
 description:
   - Asks the kernel to give up the cached pages of all files at or below O(paths), as their owner and without root, and tells what is left.
+  - Files on ZFS have a second cache, which no request for a file reaches. As root the module asks ZFS to give up that one as a whole.
   - On unified memory the cache of copied weights is memory that the GPU does not get without reclaim.
   - The page cache is no managed state, so the module never reports a change.
 author:
@@ -73,6 +74,14 @@ left_bytes:
   description: How much of them is cached now, V(null) as RV(cached_bytes).
   returned: always
   type: int
+arc_bytes:
+  description: Size of ZFS's own cache (ARC) before. V(null) when none of the paths lies on ZFS.
+  returned: always
+  type: int
+arc_left_bytes:
+  description: Its size now. Without root it is as before.
+  returned: always
+  type: int
 dropped:
   description: What became of O(drop_caches), one of V(no), V(yes), V(not allowed).
   returned: always
@@ -84,10 +93,15 @@ import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.sparkops.inference.plugins.module_utils import _mounts
+from ansible_collections.sparkops.inference.plugins.module_utils._memory import read_arc, read_text
 from ansible_collections.sparkops.inference.plugins.module_utils._page_cache import evict, files_of, resident_in
 
-# The page cache alone; 2 and 3 would also drop inodes, which costs others and frees little.
-PAGE_CACHE_ONLY = "1"
+# Inodes cost others and free little, but with them ZFS gives up its cache.
+PAGE_CACHE, INODES = "1", "2"
+ARCSTATS = "spl/kstat/zfs/arcstats"
+# A request frees a part only (zfs_arc_shrinker_limit); one that frees less than this found nothing more.
+LEAST_FREED = 16 << 20
 
 
 def cached(paths: t.Sequence[str]) -> int | None:
@@ -109,14 +123,39 @@ def give_up(paths: t.Sequence[str], timeout: float) -> int | None:
         time.sleep(1)
 
 
-def drop_all(proc_root: str) -> str:
-    os.sync()
+def drop(proc_root: str, what: str) -> str:
     try:
         with open(os.path.join(proc_root, "sys/vm/drop_caches"), "w", encoding="ascii") as stream:
-            stream.write(PAGE_CACHE_ONLY)
+            stream.write(what)
     except PermissionError:
         return "not allowed"
     return "yes"
+
+
+def drop_all(proc_root: str) -> str:
+    os.sync()
+    return drop(proc_root, PAGE_CACHE)
+
+
+def on_zfs(paths: t.Sequence[str], proc_root: str) -> bool:
+    mounts = _mounts.read(proc_root)
+    holders = (_mounts.holding(mounts, os.path.realpath(path)) for path in paths)
+    return any(holder is not None and holder.type == "zfs" for holder in holders)
+
+
+def arc_size(proc_root: str) -> int:
+    return read_arc(read_text(os.path.join(proc_root, ARCSTATS)))
+
+
+def shrink_arc(proc_root: str, timeout: float) -> int:
+    """Ask until ZFS gives nothing more, or until the time is over; what it keeps."""
+    deadline = time.monotonic() + timeout
+    left = arc_size(proc_root)
+    while drop(proc_root, INODES) == "yes":
+        before, left = left, arc_size(proc_root)
+        if before - left < LEAST_FREED or time.monotonic() >= deadline:
+            break
+    return left
 
 
 def work(params: t.Mapping[str, t.Any], check_mode: bool) -> dict[str, t.Any]:
@@ -124,11 +163,14 @@ def work(params: t.Mapping[str, t.Any], check_mode: bool) -> dict[str, t.Any]:
     paths = [path for path in params["paths"] if os.path.exists(path)] if check_mode else params["paths"]
     sizes = [os.stat(name).st_size for name in files_of(paths)]
     before = cached(paths)
+    arc = arc_size(params["proc_root"]) if on_zfs(paths, params["proc_root"]) else None
     return {
         "files": len(sizes),
         "size_bytes": sum(sizes),
         "cached_bytes": before,
         "left_bytes": before if check_mode else give_up(paths, params["timeout"]),
+        "arc_bytes": arc,
+        "arc_left_bytes": arc if arc is None or check_mode else shrink_arc(params["proc_root"], params["timeout"]),
         "dropped": drop_all(params["proc_root"]) if params["drop_caches"] and not check_mode else "no",
     }
 

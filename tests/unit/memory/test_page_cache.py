@@ -168,6 +168,27 @@ def test_module_drops_all_caches_through_proc(disk_dir, monkeypatch, capsys):
     assert result["dropped"] == "yes" and control.read_text() == "1"
 
 
+@pytest.mark.parametrize(("kind", "sizes", "left", "asked"), [
+    ("zfs", [900 * MIB, 500 * MIB, 64 * MIB, 60 * MIB], 60 * MIB, 3), ("zfs", [70 * MIB, 69 * MIB], 69 * MIB, 1), ("ext4", [900 * MIB], None, 0),
+])  # fmt: skip
+def test_module_asks_zfs_until_it_gives_nothing_more(disk_dir, monkeypatch, capsys, kind, sizes, left, asked):
+    proc, path = disk_dir / "proc", write(disk_dir / "replica" / "file", 10)
+    (disk_dir / "link").symlink_to(disk_dir / "replica")
+    control, stats = write(proc / "sys/vm/drop_caches", 1), write(proc / "spl/kstat/zfs/arcstats", 1)
+    write(proc / "self/mountinfo", 1).write_text(f"29 1 254:0 / / rw - ext4 /dev/vda rw\n30 29 0:50 / {path.parent} rw - {kind} tank rw\n")
+    drop, given = page_cache.drop, iter(sizes)
+    stats.write_text(f"size 4 {next(given)}\n")
+
+    def dropping(root, what):
+        stats.write_text(f"size 4 {next(given)}\n")
+        return drop(root, what)
+
+    monkeypatch.setattr(page_cache, "drop", dropping)
+    result = run(monkeypatch, capsys, paths=[str(disk_dir / "link")], proc_root=str(proc))[1]
+    assert (result["arc_bytes"], result["arc_left_bytes"]) == (sizes[0] if asked else None, left)
+    assert len(list(given)) == len(sizes) - 1 - asked and control.read_text() == ("2" if asked else "x")
+
+
 def test_module_says_when_it_may_not_drop(monkeypatch):
     def refuse(*dummy_args, **dummy_more):
         raise PermissionError

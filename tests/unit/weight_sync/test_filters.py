@@ -96,7 +96,7 @@ def reported(**reports):
 
 def sent(hostvars, **settings):
     more = {**plan(**settings), "artefacts": [{"name": "model", "directory": "acme--tiny/c"}, {"name": "drafter", "directory": "acme--draft/d"}]}
-    trees = {name: weight_sync.sync_sent(hostvars, more, name) for name in NODES if hostvars[name]}
+    trees = {name: weight_sync.sync_read(hostvars, more, name) for name in NODES if hostvars[name]}
     return {name: found for name, found in trees.items() if found}
 
 
@@ -112,11 +112,18 @@ SSH, FABRIC, NFS, ZFS = ({"bytes": size, "transport": name} for name, size in ((
         ({"spark_3": {"drafter": SSH}}, {}, {"spark-1": ["/w/acme--draft/d"], "spark-2": ["/w/acme--draft/d"]}),
         ({"spark_3": {"drafter": SSH}}, {"weight_sync_topology": "star"}, {"spark-1": ["/w/acme--draft/d"]}),
         ({"spark_3": {"model": NFS}}, {}, {"spark-1": ["/w/acme--tiny/c"]}),
-        ({"spark_2": {"model": FABRIC}, "spark_3": {"model": ZFS}}, {}, {}),
+        ({"spark_2": {"model": FABRIC}, "spark_3": {"model": ZFS}}, {}, {"spark-3": ["/w/acme--tiny/c"]}),
     ],
 )
-def test_a_sender_gives_up_the_trees_that_were_read_from_it_and_no_others(reports, settings, trees):
+def test_a_node_gives_up_the_trees_that_were_read_there_and_no_others(reports, settings, trees):
     assert sent(reported(**reports), **settings) == trees
+
+
+@pytest.mark.parametrize("size", [0, 9])
+def test_a_head_gives_up_what_a_stream_has_read(size):
+    found = reported()
+    found["spark-2"]["__weight_sync_received"] = {"done": {"replica": {"bytes": size, "transport": "zfs"}}}
+    assert sent(found) == ({"spark-1": ["/w/acme--tiny/c", "/w/acme--draft/d"]} if size else {})
 
 
 def test_a_worker_that_is_not_in_this_run_has_read_nothing():

@@ -594,6 +594,16 @@ def test_a_copy_in_the_links_place_is_never_removed(group):
     assert group.refused(method="zfs")["id"] == "sync.zfs_local_copy" and group.same()
 
 
+@pytest.mark.parametrize("more", [{"verify": True}, {"policy": "force"}])
+def test_what_is_read_through_a_mount_is_told_where_nothing_changes(group, more):
+    """The head has read it, too."""
+    mounted_tree(group)
+    group.run(method="nfs")
+    assert group.run(method="nfs")["artefacts"] == {}
+    result = group.run(method="nfs", **more)
+    assert not result["changed"] and result["artefacts"]["model"]["transport"] == "nfs"
+
+
 def test_from_a_replica_back_to_copies(group):
     replica_of_the_head(group)
     group.run(method="zfs")
