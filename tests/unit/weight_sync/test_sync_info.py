@@ -123,7 +123,9 @@ def test_the_stale_mount_of_an_earlier_tree_is_no_reason_to_refuse(look):
     assert "sync.nfs_stale" in look.at(f"{look.root}/{ARTEFACT['directory']}", "stale")["message"]
 
 
-@pytest.mark.parametrize(("mounted", "mountpoint", "refused"), [("no", "/srv/weights", True), ("yes", "/srv/weights", False), ("no", "/srv/weights/.replica", False)])
+@pytest.mark.parametrize(
+    ("mounted", "mountpoint", "refused"), [("no", "/srv/weights", True), ("yes", "/srv/weights", False), ("no", "/srv/weights/.replica", False)]
+)
 def test_a_dataset_that_is_not_mounted_hides_what_would_come(mounted, mountpoint, refused):
     info = {"node": "spark-1", "weights_root": "/srv/weights", "zfs": {"dataset": "tank/weights", "mounted": mounted, "mountpoint": mountpoint}}
     found = sync_info.unmounted(info)
