@@ -116,7 +116,11 @@ def test_looks_run_side_by_side_and_end_in_time():
 
 def test_a_command_that_does_not_even_end_when_it_is_killed_is_left(monkeypatch):
     began, made = time.monotonic(), []
-    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: made.append(process))
+
+    def kill(process):
+        made.append(process)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", kill)
     with pytest.raises(_limited.TooLong, match="sleep"):
         _limited.command(["sleep", "600"], 0.2)
     assert time.monotonic() - began < 60
