@@ -98,7 +98,8 @@ from ansible_collections.sparkops.inference.plugins.module_utils._memory import 
 from ansible_collections.sparkops.inference.plugins.module_utils._page_cache import evict, files_of, resident_in
 
 # Inodes cost others and free little, but with them ZFS gives up its cache.
-PAGE_CACHE, INODES = "1", "2"
+PAGE_CACHE = "1"
+INODES = "2"
 ARCSTATS = "spl/kstat/zfs/arcstats"
 # A request frees a part only (zfs_arc_shrinker_limit); one that frees less than this found nothing more.
 LEAST_FREED = 16 << 20
