@@ -164,13 +164,19 @@ def copying(share=0.2, rate=1500):
 
 @contextlib.contextmanager
 def small_disk(size):
-    """The worker's folder of trees is a filesystem of its own."""
-    owner = on(WORKER, f"stat -c %u:%g {WEIGHTS}").strip()
-    on(WORKER, f"mount -t tmpfs -o size={size},mode=755 none {WEIGHTS} && chown {owner} {WEIGHTS}")
+    """The worker's folder of trees is a filesystem of its own, and its state lies there too, as both lie on one disk where nobody sets another."""
+    owner, state = on(WORKER, f"stat -c %u:%g {WEIGHTS}").strip(), f"/var/lib/sparkops/{DEPLOYMENT}"
+    on(WORKER, f"""
+        set -e
+        mount -t tmpfs -o size={size},mode=755 none {WEIGHTS}
+        chown {owner} {WEIGHTS}
+        cp -a {state} {WEIGHTS}/.state
+        mount --bind {WEIGHTS}/.state {state}
+    """)
     try:
         yield
     finally:
-        on(WORKER, f"umount --lazy {WEIGHTS}")
+        on(WORKER, f"umount --lazy {state} {WEIGHTS}")
 
 
 def test_a_killed_receiver_leaves_no_short_file_and_the_next_run_goes_on(bulk):
