@@ -401,6 +401,24 @@ def lack_of_space(*demands: tuple[str, int], margin: int = 0) -> tuple[str, int,
     return None
 
 
+def make_folder(path: str, state_root: str) -> None:
+    """A folder and its parents, as far as they are not there; what was there is somebody's and stays as it is."""
+    made, place = [], path
+    while not os.path.exists(place):
+        made.append(place)
+        place = os.path.dirname(place)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    for place in made:
+        give_to_owner(place, state_root)
+
+
+def give_to_owner(made: str | int, state_root: str) -> None:
+    """What root makes, a path or an open file, belongs to the account of the state root: it would keep that account's own ships out."""
+    if os.geteuid() == 0:
+        owner = os.stat(state_root)
+        os.chown(made, owner.st_uid, owner.st_gid)
+
+
 def existing(path: str) -> str:
     while not os.path.exists(path):
         path = os.path.dirname(path)
@@ -413,10 +431,13 @@ class Exporter:
     Layers that the engine compresses lie for a while in a directory of their own below ``spool``.
     """
 
-    def __init__(self, api: DockerApi, document: t.Mapping[str, t.Any], pieces: t.Callable[[t.Iterator[bytes]], t.BinaryIO], spool: str) -> None:
+    def __init__(
+        self, api: DockerApi, document: t.Mapping[str, t.Any], pieces: t.Callable[[t.Iterator[bytes]], t.BinaryIO], spool: str, state_root: str
+    ) -> None:
         self.api = api
         self.document = document
         self.spool = spool
+        self.state_root = state_root
         self.layers: list[str] = document["RootFS"]["Layers"]
         self._file_over = pieces
 
@@ -457,8 +478,9 @@ class Exporter:
             raise TooMuch("an image without a name would be gone with the name that a push needs")
         platform = one_platform(self.api, self.document["Os"], self.document["Architecture"])
         # Not in /tmp, which may be memory.
-        os.makedirs(self.spool, mode=0o700, exist_ok=True)
+        make_folder(self.spool, self.state_root)
         spool = tempfile.mkdtemp(prefix=PUSHED, dir=self.spool)
+        give_to_owner(spool, self.state_root)
         blobs: dict[str, Blob] = {}
 
         def pass_on(digest: str, size: int, stream: t.BinaryIO) -> None:

@@ -38,8 +38,10 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_export i
     ExportError,
     Receiver,
     containerd_store,
+    give_to_owner,
     image_root,
     lack_of_space,
+    make_folder,
     one_platform,
 )
 from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import Image, compare, from_inspect, present_prefix
@@ -87,10 +89,11 @@ class Ship:
         self.node: str = request["node"]
         self.mode: str = request["mode"]
         self.staging_root: str = request["staging"]
+        self.state_root: str = request["state_root"]
         self.staged = os.path.join(self.staging_root, self.identity[7:23])
         self.api = DockerApi(request["socket"], timeout=120)
         self.source = Source(request["address"], request["user"], request["key"], request["known_hosts"])
-        self.record = Record(request["state_root"])
+        self.record = Record(self.state_root)
         self.progress = progress
         self.containerd = False
         self.bytes = 0
@@ -149,7 +152,7 @@ class Ship:
             return ["archive", "layers"]
         if self.mode != "auto":
             return [self.mode]
-        staged = Staging(self.staged).held_bytes(lack.layers) if os.path.isdir(self.staged) else 0
+        staged = Staging(self.staged, self.state_root).held_bytes(lack.layers) if os.path.isdir(self.staged) else 0
         tight = self.lack_of_space(lack.size - staged, lack.size)
         return ["stream", "layers"] if tight and not (lack.kept and self.lack_of_space(0, lack.image.size)) else ["layers", "stream"]
 
@@ -157,7 +160,7 @@ class Ship:
 
     def by_layers(self, lack: Lack) -> None:
         """The engine unpacks while the layers come. After a cut it gets once more what is staged, and then the rest."""
-        staging = Staging(self.staged)
+        staging = Staging(self.staged, self.state_root)
         self.drop_damaged(staging, lack.layers)
         self.require_space(lack.size - staging.held_bytes(lack.layers), lack.size)
         self.progress.begin("ship", lack.size, f"{len(lack.layers)} layers from {self.source.name}")
@@ -235,7 +238,7 @@ class Ship:
         """Made and checked at the source, fetched with rsync, loaded from a file: each step can be done again."""
         if shutil.which("rsync") is None:
             raise TransferError("rsync is not installed on this node")
-        os.makedirs(self.staging_root, mode=0o700, exist_ok=True)
+        make_folder(self.staging_root, self.state_root)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 path = self.fetch_archive(image)
@@ -252,6 +255,8 @@ class Ship:
         here = size_of(path)
         self.require_space(archive["size"] - here, image.size)
         self.progress.begin("ship", archive["size"], f"archive from {self.source.name}")
+        with open(path, "ab") as target:
+            give_to_owner(target.fileno(), self.state_root)
         try:
             with watched(path, self.progress):
                 self.source.rsync(archive["name"], path)

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import typing as t
 
-from ansible_collections.sparkops.inference.plugins.module_utils._image_export import CHUNK, Blob
+from ansible_collections.sparkops.inference.plugins.module_utils._image_export import CHUNK, Blob, give_to_owner, make_folder
 
 # A frame is a line; the longest one has a manifest of some hundred layers in it.
 LINE = 1 << 20
@@ -118,9 +118,10 @@ def read_exactly(stream: t.BinaryIO, count: int) -> bytes:
 class Staging:
     """Layers on their way: C(<diff id>-<digest>) when complete, with C(.part) at the end before that."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, state_root: str) -> None:
         self.folder = folder
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self.state_root = state_root
+        make_folder(folder, state_root)
 
     def path(self, blob: Blob) -> str:
         return os.path.join(self.folder, f"{blob.diff_id[7:]}-{blob.digest[7:]}")
@@ -151,6 +152,7 @@ class Staging:
         self._remove_others(blob.diff_id, part)
         hashed = hashlib.sha256()
         with open(part, "r+b" if offset else "wb") as target:
+            give_to_owner(target.fileno(), self.state_root)
             for piece in exact_pieces(target, offset):
                 hashed.update(piece)
                 yield piece

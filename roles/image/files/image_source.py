@@ -30,7 +30,7 @@ import time
 import typing as t
 
 from _docker_api import DEFAULT_SOCKET, DockerApi, DockerError, NoPermission, Pieces
-from _image_export import CHUNK, PUSHED, Blob, Exporter, ExportError, api_version, require_room
+from _image_export import CHUNK, PUSHED, Blob, Exporter, ExportError, api_version, give_to_owner, make_folder, require_room
 
 RECORD = "images.json"
 IMAGE = re.compile(r"sha256:[0-9a-f]{64}")
@@ -87,7 +87,7 @@ def frame(out: t.BinaryIO, **head: t.Any) -> None:
 
 
 def exporter(api: DockerApi, document: dict[str, t.Any]) -> Exporter:
-    return Exporter(api, document, Pieces, source()["staging"])
+    return Exporter(api, document, Pieces, source()["staging"], state_root())
 
 
 def image_inspect(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
@@ -182,7 +182,7 @@ def image_stream(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
 def image_archive(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
     document = allowed_image(api, image_id)
     folder = source()["staging"]
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    make_folder(folder, state_root())
     name = document["Id"].partition(":")[2] + ".tar"
     path = os.path.join(folder, name)
     with locked(folder):
@@ -198,11 +198,13 @@ def make_archive(api: DockerApi, document: dict[str, t.Any], path: str) -> None:
     digest = hashlib.sha256()
     try:
         with open(path, "wb") as target:
+            give_to_owner(target.fileno(), state_root())
             give_whole(PassedOn(saved(api, document), target.write, digest.update))
     except BaseException:
         os.unlink(path)
         raise
     with open(path + ".json", "w", encoding="utf-8") as stream:
+        give_to_owner(stream.fileno(), state_root())
         json.dump({"size": os.path.getsize(path), "sha256": digest.hexdigest(), "receivers": []}, stream)
 
 

@@ -38,7 +38,7 @@ def exported(engine, image, wanted, how="export", **options):
     """What comes out; nothing of it stays in the directory where it waited."""
     found = {}
     with tempfile.TemporaryDirectory() as spool:
-        exporter = Exporter(DockerApi(engine.socket_path, timeout=10), image.document(), Pieces, os.path.join(spool, "made"))
+        exporter = Exporter(DockerApi(engine.socket_path, timeout=10), image.document(), Pieces, os.path.join(spool, "made"), spool)
         outcome = getattr(exporter, how)(wanted, sink_into(found), **options)
         assert [name for dummy, folders, files in os.walk(spool) for name in folders + files] in ([], ["made"])
     return found, outcome

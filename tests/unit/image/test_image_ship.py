@@ -227,7 +227,7 @@ def test_a_base_that_this_nodes_own_engine_cannot_push_is_a_reason_to_try_anothe
 
 def test_a_layer_with_other_content_is_thrown_away_and_fetched_again(pair):
     nodes = pair()
-    staging = image_source.Staging(str(nodes.folder / "target/ship" / from_inspect(NEW.document()).identity[7:23]))
+    staging = image_source.Staging(str(nodes.folder / "target/ship" / from_inspect(NEW.document()).identity[7:23]), str(nodes.folder / "target"))
     part = image_source.Blob(NEW.layers[0], NEW.layers[0], 0, "")
     with open(staging.path(part) + ".part", "wb") as stream:
         stream.write(b"x" * 1000)
@@ -238,7 +238,7 @@ def test_a_layer_with_other_content_is_thrown_away_and_fetched_again(pair):
 def test_a_staged_layer_that_was_damaged_is_thrown_away_and_fetched_again(pair, content):
     """A power cut may leave a file with its final name and without its bytes: no run would ever get past it."""
     nodes = pair()
-    staging = image_source.Staging(str(nodes.folder / "target/ship" / from_inspect(NEW.document()).identity[7:23]))
+    staging = image_source.Staging(str(nodes.folder / "target/ship" / from_inspect(NEW.document()).identity[7:23]), str(nodes.folder / "target"))
     with open(staging.path(image_source.Blob(NEW.layers[0], NEW.layers[0], 0, "")), "wb") as stream:
         stream.write(content)
     result = nodes.ship(NEW, "layers")
@@ -266,6 +266,33 @@ def test_a_stream_that_the_source_refuses_says_why_and_not_what_the_engine_makes
     with pytest.raises(Refused, match="no room there"):
         nodes.ship(NEW, "stream")
     assert nodes.target.loaded == []
+
+
+@pytest.fixture
+def given_away(monkeypatch):
+    """Root: where it gives something to the account of the state root."""
+    paths = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", lambda made, uid, gid: paths.append(os.readlink(f"/proc/self/fd/{made}") if isinstance(made, int) else made))
+    return paths
+
+
+@pytest.mark.parametrize("mode", ["layers", "archive"])
+@pytest.mark.parametrize("named", [False, True], ids=["made", "of-the-user"])
+def test_what_root_makes_does_not_keep_out_the_ships_of_the_account(pair, given_away, mode, named):
+    """An account that gets Docker rights later ships by itself. A directory that the user named may have other things in it, and stays as it is."""
+    if mode == "archive" and shutil.which("rsync") is None:
+        pytest.skip("rsync is not installed here")
+    nodes = pair()
+    rsync_through_the_script(nodes)
+    staging = nodes.folder / "target/disk/ship"
+    if named:
+        staging.mkdir(parents=True)
+    nodes.ship(NEW, mode, staging=str(staging))
+    folder = str(staging / from_inspect(NEW.document()).identity[7:23])
+    parts = [f"{folder}/{layer[7:]}-{layer[7:]}.part" for layer in NEW.layers]
+    made = [*([] if named else [str(staging), str(staging.parent)]), *([folder, *parts] if mode == "layers" else [str(staging / f"{NEW.id[7:]}.tar")])]
+    assert sorted(path for path in given_away if str(staging.parent) in path) == sorted(made)
 
 
 def rsync_through_the_script(nodes):
@@ -328,7 +355,7 @@ def test_one_layer_that_is_here_does_not_forbid_the_stream_that_a_small_disk_has
 def test_what_is_staged_already_needs_no_room_a_second_time(pair, monkeypatch):
     """After a cut the disk is as full as the staged layers are large: they are used, and not thrown away for a stream of everything."""
     nodes = pair()
-    staging = image_source.Staging(str(nodes.folder / "target/ship" / from_inspect(NEW.document()).identity[7:23]))
+    staging = image_source.Staging(str(nodes.folder / "target/ship" / from_inspect(NEW.document()).identity[7:23]), str(nodes.folder / "target"))
     pathlib.Path(staging.path(image_source.Blob(NEW.layers[0], NEW.layers[0], 0, ""))).write_bytes(BIG)
     monkeypatch.setattr(image_ship.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, len(BIG) * 3 // 2))
     result = nodes.ship(NEW)

@@ -196,6 +196,20 @@ def test_one_archive_for_several_receivers_and_none_forgotten(source, state, mon
     assert os.listdir(state / "ship") == []
 
 
+def test_what_the_gate_makes_through_sudo_does_not_keep_out_the_account(source, state, monkeypatch, capsysbinary):
+    Record(str(state)).note(IMAGE.id)
+    given = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", lambda made, uid, gid: given.append(os.readlink(f"/proc/self/fd/{made}") if isinstance(made, int) else made))
+    assert source.main(["image-archive", IMAGE.id]) == 0
+    archive = str(state / "ship" / f"{IMAGE.id[7:]}.tar")
+    assert given == [str(state / "ship"), archive, f"{archive}.json"]
+    given.clear()
+    monkeypatch.setattr(source.Exporter, "sizes", lambda self: {})
+    assert source.main(["image-layers", IMAGE.id, IMAGE.layers[1]]) == 0
+    assert len(given) == 1 and given[0].startswith(str(state / "ship" / source.PUSHED)), "the folder of a push, and not the one that was there"
+
+
 def test_without_docker_rights_it_runs_itself_through_sudo(source, state, monkeypatch):
     asked = []
     monkeypatch.setenv("SSH_CONNECTION", "198.51.100.12 4 198.51.100.11 22")
