@@ -69,6 +69,18 @@ def test_the_memory_guard_ends_a_start_and_is_the_reason(stub_image):
     assert ends[1] - tripped <= 3 and running("spark-1") == running("spark-2") == [], (tripped, ends)
 
 
+def test_an_image_that_is_pruned_after_it_was_compared_leaves_the_old_group_serving(stub_image, tmp_path):
+    assert play("serve", variables=variables()).code == 0
+    before, other = [on(node, "docker ps --quiet --no-trunc") for node in ("spark-1", "spark-2")], "scenario/pruned:1"
+    on("spark-1", f"printf 'FROM {STUB}\\nENV PRUNED=1\\n' | docker build --quiet --tag {other} -")
+    prune = [{"hosts": "spark-2", "gather_facts": False, "tasks": [{"ansible.builtin.command": f"docker image rm --force {other}", "become": True}]}]
+    whole = [{"ansible.builtin.import_playbook": "sparkops.inference.image"}, *prune, {"ansible.builtin.import_playbook": "sparkops.inference.serve"}]
+    (tmp_path / "whole.yml").write_text(json.dumps(whole))
+    done = play(f"{'../' * 20}{tmp_path}/whole", variables={**variables(), "image_reference": other, "image_pull_policy": "never"})
+    assert done.code != 0 and "spark-2: image scenario/pruned:1: found no sha256:" in done.text and "[image.gone]" in done.text, done.text[-3000:]
+    assert [on(node, "docker ps --quiet --no-trunc") for node in ("spark-1", "spark-2")] == before and all(before)
+
+
 def test_healthy_without_a_token_is_no_success(stub_image):
     done = play("serve", variables={**variables(COMPLETION="empty"), "serve_completion_timeout": 10})
     assert done.code != 0 and "gives no proof" in done.text

@@ -47,6 +47,22 @@ def test_a_restart_looks_at_the_images_whatever_a_fact_cache_remembers():
         assert all(templar.evaluate_conditional(trust_as_template(condition)) for condition in found) is not looked
 
 
+def tasks_of(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as stream:
+        return yaml.safe_load(stream)
+
+
+@pytest.mark.parametrize(("images", "there"), [([{"Id": "sha256:1"}], True), ([], False)])
+def test_no_group_is_stopped_for_an_image_that_was_pruned_since_it_was_compared(images, there):
+    """By the id of which the container is made. A rollback has it from its record, and asks the same in a prediction."""
+    assert tasks_of("roles/serve/tasks/replace.yml")[0]["ansible.builtin.include_tasks"] == "admit.yml"
+    look, refuse = tasks_of("roles/serve/tasks/admit.yml")[:2]
+    known = {"spark_image": {"id": "sha256:1"}, "__serve_image": {"images": images}}
+    templar = Templar(DataLoader(), variables=known)
+    assert templar.template(trust_as_template(look["community.docker.docker_image_info"]["name"])) == "sha256:1"
+    assert templar.evaluate_conditional(trust_as_template(refuse["ansible.builtin.assert"]["that"])) is there
+
+
 def test_no_image_is_shipped_from_a_head_that_was_only_remembered():
     head = {"spark_image": PULLED}
     known = {"spark_rank": 1, "spark_image": {"present": False}, "spark_plan": {"settings": {"image_ship_mode": "auto"}, "head": "spark-1"}}
