@@ -17,6 +17,8 @@ This file has no imports from the collection: it also runs beside the gate of a 
 from __future__ import annotations
 
 import base64
+import contextlib
+import fcntl
 import hashlib
 import http.server
 import json
@@ -43,6 +45,8 @@ TLS_HANDSHAKE = b"\x16"
 PUSHED = "push-"
 # Where the system's containerd keeps what it has, unless its settings name another root.
 CONTAINERD_ROOT, CONTAINERD_SETTINGS = "/var/lib/containerd", "/etc/containerd/config.toml"
+# More ranks than this do not ask one head at the same time: where each would find room, none waits for another.
+RECEIVERS = 15
 PLAIN_LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
@@ -377,14 +381,28 @@ def api_version(api: DockerApi) -> tuple[int, ...]:
     return tuple(int(part) for part in api.version()["ApiVersion"].split("."))
 
 
-def require_room(api: DockerApi, document: t.Mapping[str, t.Any], folder: str | None = None) -> None:
-    """A classic store saves into a temporary directory of its own before the first byte comes out. The archive may go into a ``folder``."""
+@contextlib.contextmanager
+def room_to_save(api: DockerApi, document: t.Mapping[str, t.Any], folder: str | None = None) -> t.Iterator[None]:
+    """Hold the room for a save until its stream has ended. The archive may go into a ``folder``.
+
+    A classic store saves into a temporary directory of its own before the first byte comes out. What the saves of other receivers have still to write
+    is not missing from the free space yet: where there is no room for all of them, they come one after the other.
+    """
     info = api.info()
-    lack = lack_of_space((info["DockerRootDir"], 0 if containerd_store(info) else document["Size"]), (folder or "/", document["Size"] if folder else 0))
-    if lack:
-        place, size, free = lack
-        advice = "; image_staging names another directory" if folder else ""
-        raise ExportError(f"{place} of the source has {free} bytes free, and docker save needs {size} there{advice}")
+    size, target = document["Size"], (folder or "/", document["Size"] if folder else 0)
+    with contextlib.ExitStack() as held:
+        if not containerd_store(info):
+            # The programs' own directory: also of a save through sudo, or for another state root, and no lock of anything else.
+            handle = os.open(os.path.dirname(os.path.abspath(__file__)), os.O_RDONLY)
+            held.callback(os.close, handle)
+            tight = lack_of_space((info["DockerRootDir"], RECEIVERS * size), target)
+            fcntl.flock(handle, fcntl.LOCK_EX if tight else fcntl.LOCK_SH)
+        lack = lack_of_space((info["DockerRootDir"], 0 if containerd_store(info) else size), target)
+        if lack:
+            place, needed, free = lack
+            advice = "; image_staging names another directory" if folder else ""
+            raise ExportError(f"{place} of the source has {free} bytes free, and docker save needs {needed} there{advice}")
+        yield
 
 
 def lack_of_space(*demands: tuple[str, int], margin: int = 0) -> tuple[str, int, int] | None:
@@ -458,15 +476,15 @@ class Exporter:
         return layer_sizes(self.layers, [entry.get("Size", 0) for entry in history], self.document.get("Size", 0))
 
     def by_save(self, wanted: t.Collection[str], sink: t.Callable[[Blob, t.BinaryIO], None]) -> Exported:
-        require_room(self.api, self.document)
         left = set(wanted)
         saved = Saved(self.layers)
         sizes: dict[str, int] = {}
-        for blob, content in saved.read(self._file_over(self.api.stream("GET", f"/images/{self.document['Id']}/get"))):
-            sizes[blob.diff_id] = blob.size
-            if blob.diff_id in left:
-                left.discard(blob.diff_id)
-                sink(blob, content)
+        with room_to_save(self.api, self.document):
+            for blob, content in saved.read(self._file_over(self.api.stream("GET", f"/images/{self.document['Id']}/get"))):
+                sizes[blob.diff_id] = blob.size
+                if blob.diff_id in left:
+                    left.discard(blob.diff_id)
+                    sink(blob, content)
         if left:
             raise ExportError(f"the engine's archive lacks {', '.join(sorted(left))}")
         config = saved.config()

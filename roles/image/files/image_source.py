@@ -30,7 +30,7 @@ import time
 import typing as t
 
 from _docker_api import DEFAULT_SOCKET, DockerApi, DockerError, NoPermission, Pieces
-from _image_export import CHUNK, PUSHED, Blob, Exporter, ExportError, api_version, give_to_owner, make_folder, require_room
+from _image_export import CHUNK, PUSHED, Blob, Exporter, ExportError, api_version, give_to_owner, make_folder, room_to_save
 
 RECORD = "images.json"
 IMAGE = re.compile(r"sha256:[0-9a-f]{64}")
@@ -141,7 +141,6 @@ def copy(content: t.BinaryIO, out: t.BinaryIO, count: int) -> None:
 
 def saved(api: DockerApi, document: dict[str, t.Any]) -> t.Iterator[bytes]:
     """The engine's archive of one platform: an index of several would name blobs that are not here."""
-    require_room(api, document)
     query: dict[str, t.Any] = {}
     if api_version(api) >= (1, 48):
         query["platform"] = json.dumps({"os": document["Os"], "architecture": document["Architecture"]})
@@ -176,7 +175,9 @@ def give_whole(archive: PassedOn) -> None:
 
 
 def image_stream(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
-    give_whole(PassedOn(saved(api, allowed_image(api, image_id)), out.write))
+    document = allowed_image(api, image_id)
+    with room_to_save(api, document):
+        give_whole(PassedOn(saved(api, document), out.write))
 
 
 def image_archive(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
@@ -194,15 +195,15 @@ def image_archive(api: DockerApi, out: t.BinaryIO, image_id: str) -> None:
 
 
 def make_archive(api: DockerApi, document: dict[str, t.Any], path: str) -> None:
-    require_room(api, document, os.path.dirname(path))
     digest = hashlib.sha256()
-    try:
-        with open(path, "wb") as target:
-            give_to_owner(target.fileno(), state_root())
-            give_whole(PassedOn(saved(api, document), target.write, digest.update))
-    except BaseException:
-        os.unlink(path)
-        raise
+    with room_to_save(api, document, os.path.dirname(path)):
+        try:
+            with open(path, "wb") as target:
+                give_to_owner(target.fileno(), state_root())
+                give_whole(PassedOn(saved(api, document), target.write, digest.update))
+        except BaseException:
+            os.unlink(path)
+            raise
     with open(path + ".json", "w", encoding="utf-8") as stream:
         give_to_owner(stream.fileno(), state_root())
         json.dump({"size": os.path.getsize(path), "sha256": digest.hexdigest(), "receivers": []}, stream)

@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import socket
 import tempfile
+import threading
 
 import pytest
 from ansible_collections.sparkops.inference.plugins.module_utils import _image_export as image_export
@@ -104,6 +106,37 @@ def test_save_of_an_image_that_has_a_layer_twice():
     with Engine(image) as engine:
         found, dummy = exported(engine, image, set(image.layers), "by_save")
     assert found == image.content
+
+
+@pytest.mark.parametrize(
+    ("saves", "containerd", "waits"),
+    [(1.5, False, True), (14.5, False, True), (15.5, False, False), (1.5, True, False)],
+    ids=["one", "not-all", "all", "containerd-needs-none"],
+)
+def test_saves_for_which_there_is_no_room_at_once_come_one_after_the_other(monkeypatch, tmp_path, saves, containerd, waits):
+    """What another save has still to write is not missing from the free space yet."""
+    image = EngineImage(LAYERS)
+    size = image.document()["Size"]
+    free = [int(saves * size)]
+    monkeypatch.setattr(image_export.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, free[0]))
+    entered, seen = threading.Event(), []
+
+    def save():
+        try:
+            with image_export.room_to_save(api, image.document()):
+                entered.set()
+        except ExportError as exc:
+            seen.append(str(exc))
+
+    with Engine(image, containerd=containerd) as engine:
+        engine.root, api = str(tmp_path), DockerApi(engine.socket_path, timeout=10)
+        with image_export.room_to_save(api, image.document()):
+            other = threading.Thread(target=save, daemon=True)
+            other.start()
+            assert entered.wait(0.3) is not waits
+            free[0] = 0 if waits else free[0]
+        other.join(10)
+    assert len(seen) == int(waits), "the room is looked at once it is the save's own"
 
 
 def test_save_without_a_wanted_layer_is_an_error():
