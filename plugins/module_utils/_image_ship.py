@@ -131,9 +131,9 @@ class Ship:
         if mode == "layers":
             self.by_layers(lack)
         elif mode == "archive":
-            self.by_archive(lack.image)
+            self.by_archive(lack)
         else:
-            self.by_stream(lack.image)
+            self.by_stream(lack)
         return mode, self.finish(lack.image)
 
     def lack(self, image: Image, sizes: t.Mapping[str, int]) -> Lack:
@@ -147,14 +147,14 @@ class Ship:
         return Lack(image, base, kept, layers, sum(sizes.get(layer, 0) for layer in layers))
 
     def choose(self, lack: Lack) -> list[str]:
-        """Modes in the order to try them. Layers skip what is here and can be resumed, but need room for a second time; a stream needs none."""
+        """Modes in the order to try them. Layers skip what is here and can be resumed, but need room in the staging directory; a stream needs none."""
         if self.mode == "archive":
             return ["archive", "layers"]
         if self.mode != "auto":
             return [self.mode]
         staged = Staging(self.staged, self.state_root).held_bytes(lack.layers) if os.path.isdir(self.staged) else 0
-        tight = self.lack_of_space(lack.size - staged, lack.size)
-        return ["stream", "layers"] if tight and not (lack.kept and self.lack_of_space(0, lack.image.size)) else ["layers", "stream"]
+        tight = self.lack_of_space(lack.size - staged, lack.size, lack.size)
+        return ["stream", "layers"] if tight and not (lack.kept and self.lack_of_space(0, lack.image.size, lack.size)) else ["layers", "stream"]
 
     # Layers
 
@@ -162,7 +162,7 @@ class Ship:
         """The engine unpacks while the layers come. After a cut it gets once more what is staged, and then the rest."""
         staging = Staging(self.staged, self.state_root)
         self.drop_damaged(staging, lack.layers)
-        self.require_space(lack.size - staging.held_bytes(lack.layers), lack.size)
+        self.require_space(lack.size - staging.held_bytes(lack.layers), lack.size, lack.size)
         self.progress.begin("ship", lack.size, f"{len(lack.layers)} layers from {self.source.name}")
         for attempt in range(1, ATTEMPTS + 1):
             before = staging.held_bytes(lack.layers)
@@ -234,26 +234,26 @@ class Ship:
 
     # Whole archives
 
-    def by_archive(self, image: Image) -> None:
+    def by_archive(self, lack: Lack) -> None:
         """Made and checked at the source, fetched with rsync, loaded from a file: each step can be done again."""
         if shutil.which("rsync") is None:
             raise TransferError("rsync is not installed on this node")
         make_folder(self.staging_root, self.state_root)
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                path = self.fetch_archive(image)
+                path = self.fetch_archive(lack)
                 break
             except Dropped:
                 if attempt == ATTEMPTS:
                     raise
         self.load(file_pieces(path))
 
-    def fetch_archive(self, image: Image) -> str:
+    def fetch_archive(self, lack: Lack) -> str:
         self.progress.begin("archive", 0, f"{self.source.name} makes the archive")
         archive = self.source.ask_line("image-archive", self.source_id)
         path = self.archived = os.path.join(self.staging_root, archive["name"])
         here = size_of(path)
-        self.require_space(archive["size"] - here, image.size)
+        self.require_space(archive["size"] - here, archive["size"], lack.size)
         self.progress.begin("ship", archive["size"], f"archive from {self.source.name}")
         with open(path, "ab") as target:
             give_to_owner(target.fileno(), self.state_root)
@@ -268,9 +268,9 @@ class Ship:
             raise TransferError("the archive arrived with other content and was removed")
         return path
 
-    def by_stream(self, image: Image) -> None:
-        self.require_space(0, image.size)
-        self.progress.begin("ship", image.size, f"stream from {self.source.name}")
+    def by_stream(self, lack: Lack) -> None:
+        self.require_space(0, lack.image.size, lack.size)
+        self.progress.begin("ship", lack.image.size, f"stream from {self.source.name}")
         question = self.source.ask("image-stream", self.source_id)
         with question as answer:
             self.load(self.counted(answer, question))
@@ -337,12 +337,13 @@ class Ship:
 
     # Space
 
-    def lack_of_space(self, staged: int, loaded: int) -> tuple[str, int, int] | None:
-        """Both are counted, on one filesystem or on two: staged layers stay until the engine has them."""
-        return lack_of_space((self.staging_root, staged), (image_root(self.api.info()), loaded), margin=MARGIN)
+    def lack_of_space(self, staged: int, sent: int, added: int) -> tuple[str, int, int] | None:
+        """All is counted, on one filesystem or on two: staged layers stay until the engine has them, and the engine keeps what it was sent beside the
+        layers that it makes of it, a classic store until the load ends and a containerd store for good."""
+        return lack_of_space((self.staging_root, staged), (image_root(self.api.info()), sent + added), margin=MARGIN)
 
-    def require_space(self, staged: int, loaded: int) -> None:
-        lack = self.lack_of_space(staged, loaded)
+    def require_space(self, staged: int, sent: int, added: int) -> None:
+        lack = self.lack_of_space(staged, sent, added)
         if lack:
             place, size, free = lack
             raise Refused(self.refusal("space", f"{free} bytes free at {place}", f"{size} bytes", "free that much, or name another directory in image_staging"))

@@ -219,7 +219,7 @@ def test_a_base_that_this_nodes_own_engine_cannot_push_is_a_reason_to_try_anothe
 
     monkeypatch.setattr(image_ship.Receiver, "push", index)
     tried = []
-    monkeypatch.setattr(Ship, "by_stream", lambda self, image: tried.append(image))
+    monkeypatch.setattr(Ship, "by_stream", lambda self, lack: tried.append(lack))
     with pytest.raises(Refused, match="is not there after the load"):
         nodes.ship(NEW)
     assert len(tried) == 1
@@ -339,16 +339,16 @@ def without_largest(data):
     ],
 )
 def test_modes(pair, monkeypatch, mode, kept, room, modes):
-    monkeypatch.setattr(Ship, "lack_of_space", lambda self, staged, loaded: None if room else ("/", 2, 1))
+    monkeypatch.setattr(Ship, "lack_of_space", lambda self, staged, sent, added: None if room else ("/", 2, 1))
     ship = Ship.__new__(Ship)
     ship.mode, ship.staged = mode, "/none"
     assert ship.choose(Lack(from_inspect(NEW.document()), None, kept, [], 100)) == modes
 
 
 def test_one_layer_that_is_here_does_not_forbid_the_stream_that_a_small_disk_has_room_for(pair, monkeypatch):
-    """Most images share their lowest layers: the rest staged and loaded needs twice its size, a stream needs the image once."""
+    """Most images share their lowest layers: the rest staged and loaded needs three times its size, a stream needs the image twice."""
     nodes = pair(EngineImage([b"bottom"], "registry.example/team/other:1"), source_images=(SHARED,))
-    monkeypatch.setattr(image_ship.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, len(BIG) * 3 // 2))
+    monkeypatch.setattr(image_ship.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, len(BIG) * 5 // 2))
     assert nodes.ship(SHARED)["ship"]["mode"] == "stream"
 
 
@@ -357,7 +357,7 @@ def test_what_is_staged_already_needs_no_room_a_second_time(pair, monkeypatch):
     nodes = pair()
     staging = image_source.Staging(str(nodes.folder / "target/ship" / from_inspect(NEW.document()).identity[7:23]), str(nodes.folder / "target"))
     pathlib.Path(staging.path(image_source.Blob(NEW.layers[0], NEW.layers[0], 0, ""))).write_bytes(BIG)
-    monkeypatch.setattr(image_ship.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, len(BIG) * 3 // 2))
+    monkeypatch.setattr(image_ship.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, len(BIG) * 5 // 2))
     result = nodes.ship(NEW)
     assert result["ship"]["mode"] == "layers" and result["ship"]["bytes"] < 50_000
 
@@ -375,9 +375,26 @@ def test_room_is_counted_for_both_directories_of_one_filesystem(pair, monkeypatc
     ship = Ship.__new__(Ship)
     ship.staging_root, ship.api = str(nodes.folder / "target/ship"), image_ship.DockerApi(nodes.target.socket_path)
     monkeypatch.setattr(image_ship.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1000))
-    assert ship.lack_of_space(500, 500) is None
-    assert ship.lack_of_space(500, 501)[1:] == (1001, 1000)
-    assert ship.lack_of_space(0, 0) is None
+    assert ship.lack_of_space(500, 400, 100) is None
+    assert ship.lack_of_space(500, 400, 101)[1:] == (1001, 1000)
+    assert ship.lack_of_space(0, 0, 0) is None
+
+
+@pytest.mark.parametrize(("mode", "times"), [("layers", 3), ("archive", 3), ("stream", 2)])
+def test_the_engine_needs_room_for_what_it_is_sent_beside_what_it_makes_of_it(pair, monkeypatch, mode, times):
+    """moby unpacks all of an archive below its root before it registers the first layer; a containerd store keeps blobs and snapshots."""
+    if mode == "archive" and shutil.which("rsync") is None:
+        pytest.skip("rsync is not installed here")
+    nodes = pair()
+    rsync_through_the_script(nodes)
+    for free, refused in ((times - 0.5, True), (times + 0.5, False)):
+        monkeypatch.setattr(image_ship.shutil, "disk_usage", lambda path, free=free: shutil._ntuple_diskusage(10, 9, int(len(BIG) * free)))
+        if refused:
+            with pytest.raises(Refused, match=r"\[image\.space\]"):
+                nodes.ship(NEW, mode)
+            assert not nodes.target.loaded
+        else:
+            assert nodes.ship(NEW, mode)["ship"]["mode"] == mode
 
 
 def test_an_archive_that_the_engine_does_not_take_is_removed_once_layers_have_come(pair):
