@@ -59,13 +59,17 @@ from ansible_collections.sparkops.inference.plugins.module_utils._image_source i
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
 from ansible_collections.sparkops.inference.plugins.module_utils._unit import Progress, Refused, run_job
 
-ATTEMPTS = 5
+# Seconds between attempts that brought nothing: longer than a cable that is pulled and put back, or a head's sshd that starts again.
+PAUSES = (5, 15, 30, 60)
 # What a load needs beside the layers themselves.
 MARGIN = 256 << 20
 # Parts of an image that nobody has asked for any more.
 FORGOTTEN_SECONDS = 7 * 24 * 3600
 # What a ship leaves in the staging directory. The user names that one, so other things may lie there.
 STAGED = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}\.tar(\.json)?")
+
+
+T = t.TypeVar("T")
 
 
 class Lack(t.NamedTuple):
@@ -112,7 +116,7 @@ class Ship:
         return {"image": loaded.as_dict(), "ship": ship, "notices": self.notices}
 
     def bring(self) -> tuple[str, Image]:
-        answer = self.source.ask_line("image-inspect", self.source_id)
+        answer = self.persistently(lambda: self.source.ask_line("image-inspect", self.source_id), lambda: 0)
         image = from_inspect(answer["inspect"], answer["recorded"])
         if image.identity != self.identity:
             raise TransferError(f"{self.source.name} has {image.identity} under this id; wanted {self.identity}")
@@ -135,6 +139,22 @@ class Ship:
         else:
             self.by_stream(lack)
         return mode, self.finish(lack.image)
+
+    def persistently(self, attempt: t.Callable[[], T], held: t.Callable[[], int]) -> T:
+        """Until the link lasts. ``held`` are the bytes that have come: with each one more, the patience begins anew."""
+        pauses = iter(PAUSES)
+        while True:
+            before = held()
+            try:
+                return attempt()
+            except Dropped as exc:
+                if held() > before:
+                    pauses = iter(PAUSES)
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+                self.progress.message = f"{exc}; again in {pause} s"
+                time.sleep(pause)
 
     def lack(self, image: Image, sizes: t.Mapping[str, int]) -> Lack:
         self.containerd = containerd_store(self.api.info())
@@ -164,16 +184,14 @@ class Ship:
         self.drop_damaged(staging, lack.layers)
         self.require_space(lack.size - staging.held_bytes(lack.layers), lack.size, lack.size)
         self.progress.begin("ship", lack.size, f"{len(lack.layers)} layers from {self.source.name}")
-        for attempt in range(1, ATTEMPTS + 1):
-            before = staging.held_bytes(lack.layers)
-            try:
-                self.load(self.archive(lack, staging))
-                break
-            except Dropped:
-                if attempt == ATTEMPTS or staging.held_bytes(lack.layers) == before:
-                    raise
-            finally:
-                self.bytes += staging.held_bytes(lack.layers) - before
+        self.persistently(lambda: self.fetch_layers(lack, staging), lambda: staging.held_bytes(lack.layers))
+
+    def fetch_layers(self, lack: Lack, staging: Staging) -> None:
+        before = staging.held_bytes(lack.layers)
+        try:
+            self.load(self.archive(lack, staging))
+        finally:
+            self.bytes += staging.held_bytes(lack.layers) - before
 
     def drop_damaged(self, staging: Staging, layers: t.Iterable[str]) -> None:
         """After a power cut a file may have its final name and not its bytes: the engine would refuse it in every run."""
@@ -239,14 +257,7 @@ class Ship:
         if shutil.which("rsync") is None:
             raise TransferError("rsync is not installed on this node")
         make_folder(self.staging_root, self.state_root)
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                path = self.fetch_archive(lack)
-                break
-            except Dropped:
-                if attempt == ATTEMPTS:
-                    raise
-        self.load(file_pieces(path))
+        self.load(file_pieces(self.persistently(lambda: self.fetch_archive(lack), lambda: size_of(self.archived))))
 
     def fetch_archive(self, lack: Lack) -> str:
         self.progress.begin("archive", 0, f"{self.source.name} makes the archive")

@@ -16,6 +16,7 @@ import tempfile
 import typing as t
 
 from ansible_collections.sparkops.inference.plugins.module_utils._image_export import CHUNK, Blob, give_to_owner, make_folder
+from ansible_collections.sparkops.inference.plugins.module_utils._node_copy import explain
 
 # A frame is a line; the longest one has a manifest of some hundred layers in it.
 LINE = 1 << 20
@@ -38,6 +39,13 @@ class TransferError(Exception):
 
 class Dropped(TransferError):
     """The link or the source ended early: what came is kept, and another attempt goes on from there."""
+
+
+def failed_ssh(source: str, program: str, stderr: str, code: int) -> TransferError:
+    """What ssh, or rsync over it, ended with: a link that may come back, or what trying again cannot mend."""
+    error = explain(stderr, code, source)
+    kind = Dropped if error.kind == "link" and "Could not resolve hostname" not in stderr else TransferError
+    return kind(f"{program} {source}: {stderr or 'the connection was lost'}")
 
 
 class Question:
@@ -71,7 +79,7 @@ class Question:
         self._errors.seek(0)
         text = self._errors.read().decode("utf-8", "replace").strip()
         if code == 255 or (code and not text):
-            raise Dropped(f"ssh to {self.source}: {text or 'the connection was lost'}")
+            raise failed_ssh(self.source, "ssh to", text, code)
         if code:
             raise TransferError(f"{self.source}: {text}")
 
@@ -98,7 +106,7 @@ class Source:
         # pylint: disable-next=ansible-bad-function
         result = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         if result.returncode != 0:
-            raise Dropped(f"rsync from {self.name}: {result.stderr.decode('utf-8', 'replace').strip()}")
+            raise failed_ssh(self.name, "rsync from", result.stderr.decode("utf-8", "replace").strip(), result.returncode)
 
 
 def read_frame(stream: t.BinaryIO) -> dict[str, t.Any]:

@@ -97,25 +97,28 @@ class Peer(t.NamedTuple):
         return [*words, address or self.address]
 
     def explain(self, stderr: str, code: int) -> CopyError:
-        """What a failed ssh, or rsync over it, means for the user."""
-        text = " ".join(stderr.split())[-400:] or f"code {code}"
-        where = f"{self.user}@{self.address}"
-        # Before the words of ssh, which rsync has for a file, too.
-        if code in RSYNC_PARTIAL and "[sender]" in stderr:
-            return CopyError("source", f"{where}: {text}")
-        if code in RSYNC_PARTIAL and "Permission denied" in stderr:
-            return CopyError("not_writable", text)
-        if "Host key verification failed" in stderr or "host key" in stderr.lower() and "changed" in stderr.lower():
-            return CopyError("host_key", f"{where}: {text}")
-        if "Permission denied" in stderr:
-            return CopyError("key", f"{where}: {text}")
-        if "sparkops: refused" in stderr:
-            return CopyError("gate", f"{where}: {text}")
-        if "No space left" in stderr or "Disk quota" in stderr:
-            return CopyError("disk_full", text)
-        if "command not found" in stderr or "rsync is not installed" in stderr:
-            return CopyError("rsync", f"{where}: {text}")
-        return CopyError("link", f"{where}: {text}")
+        return explain(stderr, code, f"{self.user}@{self.address}")
+
+
+def explain(stderr: str, code: int, where: str) -> CopyError:
+    """What a failed ssh, or rsync over it, means for the user."""
+    text = " ".join(stderr.split())[-400:] or f"code {code}"
+    # Before the words of ssh, which rsync has for a file, too.
+    if code in RSYNC_PARTIAL and "[sender]" in stderr:
+        return CopyError("source", f"{where}: {text}")
+    if code in RSYNC_PARTIAL and "Permission denied" in stderr:
+        return CopyError("not_writable", text)
+    if "Host key verification failed" in stderr or "host key" in stderr.lower() and "changed" in stderr.lower():
+        return CopyError("host_key", f"{where}: {text}")
+    if "Permission denied" in stderr:
+        return CopyError("key", f"{where}: {text}")
+    if "sparkops: refused" in stderr:
+        return CopyError("gate", f"{where}: {text}")
+    if "No space left" in stderr or "Disk quota" in stderr:
+        return CopyError("disk_full", text)
+    if "command not found" in stderr or "rsync is not installed" in stderr:
+        return CopyError("rsync", f"{where}: {text}")
+    return CopyError("link", f"{where}: {text}")
 
 
 def local_kind(exc: OSError) -> str | None:

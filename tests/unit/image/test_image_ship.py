@@ -112,6 +112,7 @@ def pair(tmp_path, monkeypatch):
             new.allow(image)
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
         monkeypatch.setattr(image_ship, "MARGIN", 0)
+        monkeypatch.setattr(image_ship, "PAUSES", (0, 0, 0, 0))
         return new
 
     yield make
@@ -168,7 +169,7 @@ def test_layers_go_on_after_a_cut(pair, percent, containerd):
 
 def test_a_run_that_was_ended_leaves_what_the_next_one_uses(pair, monkeypatch):
     nodes = pair()
-    monkeypatch.setattr(image_ship, "ATTEMPTS", 1)
+    monkeypatch.setattr(image_ship, "PAUSES", ())
     inspect = image_source.Source.ask_line
 
     def then_cut(self, *words):
@@ -489,6 +490,62 @@ def test_the_same_layer_twice_in_an_image(pair):
     image = EngineImage([BIG, b"same", b"b", b"same", b"c"], "registry.example/team/app:3")
     nodes = pair(EngineImage([BIG, b"same"], "registry.example/team/base:1"), source_images=(image,))
     assert nodes.ship(image)["image"]["present"]
+
+
+@pytest.mark.parametrize("verb", ["image-inspect", "image-layers", "image-archive", "image-rsync"])
+@pytest.mark.parametrize(
+    ("words", "mended"),
+    [
+        ("ssh: connect to host 198.51.100.11 port 22: No route to host", True),
+        ("kex_exchange_identification: Connection closed by remote host", True),
+        ("me@198.51.100.11: Permission denied (publickey).", False),
+        ("Host key verification failed.", False),
+        ("ssh: Could not resolve hostname spark-1: Name or service not known", False),
+    ],
+)
+def test_a_link_that_is_away_for_a_minute_is_waited_for_and_what_waiting_does_not_mend_is_told_at_once(pair, monkeypatch, verb, words, mended):
+    if verb == "image-rsync" and shutil.which("rsync") is None:
+        pytest.skip("rsync is not installed here")
+    nodes, pauses = pair(), []
+    rsync_through_the_script(nodes)
+    ssh, away = nodes.folder / "bin/ssh", nodes.folder / "away"
+    away.write_text("")
+    cut = f'case "$*" in *{verb}*) [ -e {away} ] && echo "{words}" >&2 && exit 255 ;; esac'
+    ssh.write_text(ssh.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{cut}\n", 1))
+
+    def wait(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            away.unlink()
+
+    monkeypatch.setattr(image_ship, "PAUSES", (5, 15, 30, 60))
+    monkeypatch.setattr(image_ship.time, "sleep", wait)
+    mode = "layers" if verb in ("image-inspect", "image-layers") else "archive"
+    if mended:
+        assert nodes.ship(NEW, mode)["ship"]["mode"] == mode and pauses == [5, 15, 30]
+    elif mode == "archive":
+        assert words in nodes.ship(NEW, mode)["notices"][0] and not pauses
+    else:
+        with pytest.raises(Refused) as refused:
+            nodes.ship(NEW, mode)
+        assert words in str(refused.value) and not pauses
+
+
+def test_the_patience_with_a_link_begins_anew_whenever_bytes_came_and_ends_when_none_come(pair, monkeypatch):
+    nodes, pauses, held = pair(), [], [0]
+    answers = iter([0, 0, 7, 0, 0, 0, 0, 0])
+    ship = Ship.__new__(Ship)
+    ship.progress = Progress(str(nodes.folder / "progress.json"))
+    monkeypatch.setattr(image_ship, "PAUSES", (5, 15, 30, 60))
+    monkeypatch.setattr(image_ship.time, "sleep", pauses.append)
+
+    def attempt():
+        held[0] += next(answers)
+        raise Dropped("the link was cut")
+
+    with pytest.raises(Dropped):
+        ship.persistently(attempt, lambda: held[0])
+    assert pauses == [5, 15, 5, 15, 30, 60]
 
 
 def test_a_lost_link_is_told_apart_from_a_refusal(pair):
