@@ -24,6 +24,7 @@ MAX_LAYERS = 123
 
 # What the kernel, Docker and Go call the same processor.
 _ARCHITECTURES = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64", "armv8l": "arm64"}
+_USUAL_VARIANTS = {("amd64", "v1"), ("arm", "v7"), ("arm64", "v8")}
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -123,6 +124,14 @@ def from_inspect(document: t.Mapping[str, t.Any], recorded: t.Iterable[str] = ()
 
 def normal_architecture(name: str) -> str:
     return _ARCHITECTURES.get(name, name)
+
+
+def normal_platform(text: str) -> str:
+    """A platform as engines and registries tell it: without the variant that every processor of its kind has."""
+    os, dummy, processor = text.partition("/")
+    architecture, slash, variant = processor.partition("/")
+    architecture = normal_architecture(architecture)
+    return f"{os}/{architecture}" + (slash + variant if (architecture, variant) not in _USUAL_VARIANTS else "")
 
 
 def own_platform(version: t.Mapping[str, t.Any]) -> str:

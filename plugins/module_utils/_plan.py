@@ -21,6 +21,7 @@ import typing as t
 from ansible_collections.sparkops.inference.plugins.module_utils import _engine_vllm as engine
 from ansible_collections.sparkops.inference.plugins.module_utils import _profile_language as language
 from ansible_collections.sparkops.inference.plugins.module_utils import _rank_spec
+from ansible_collections.sparkops.inference.plugins.module_utils._image_identity import normal_platform
 from ansible_collections.sparkops.inference.plugins.module_utils._options import ConversionError, Option, convert, is_unset, options
 from ansible_collections.sparkops.inference.plugins.module_utils._profile import ProfileError, catalogue, faults, with_parents
 from ansible_collections.sparkops.inference.plugins.module_utils._refusal import Refusal
@@ -657,6 +658,8 @@ class _Planner:
         image["reference"] = settings["image_reference"]
         image["pull"] = settings["image_pull_policy"]
         image["digest"] = settings["image_digest"]
+        if image["platform"]:
+            image["platform"] = normal_platform(image["platform"])
         own = (self.profile.get("options") or {}).get("image_reference", {}).get("default")
         if not image["reference"]:
             self.refuse("plan.image", "image_reference", "nothing", "an image to run", "set image_reference")

@@ -312,6 +312,20 @@ def test_a_broken_profile_is_told_apart(change: dict[str, t.Any], words: str) ->
     assert {refusal.id for refusal in found} == {"profile.invalid"} and words in format_refusals(found)
 
 
+@pytest.mark.parametrize(
+    ("named", "platform"),
+    [
+        ("linux/arm64", "linux/arm64"),
+        ("linux/aarch64", "linux/arm64"),
+        ("linux/arm64/v8", "linux/arm64"),
+        ("linux/amd64/v3", "linux/amd64/v3"),
+    ],
+)
+def test_the_platform_is_named_as_engines_and_registries_name_it(named: str, platform: str) -> None:
+    """Another name of the same would refuse the right image, and the right machine."""
+    assert planned("mine", **mine(image={**MINE.get("image", {}), "platform": named}))["image"]["platform"] == platform
+
+
 def test_the_profiles_pin_is_for_its_own_image() -> None:
     digest = "sha256:" + "a" * 64
     pinned = mine(options={**MINE["options"], "image_digest": {"default": digest}})
