@@ -52,6 +52,10 @@ options:
     description: Private key of this node.
     type: path
     required: true
+  key_follows:
+    description: Whether bootstrap makes O(key), so that check mode need not find it.
+    type: bool
+    default: false
   known_hosts:
     description: File with the host keys of the peers.
     type: path
@@ -186,9 +190,9 @@ class ImageShip(LongModule):
             held = self.held()
             if held is not None:
                 return self.described(held, changed=self.remember(held))
+            after = "image" if self.has_key() else "bootstrap"
             if self.module.check_mode:
-                return self.described({"present": True}, changed=True, known_after=["image"])
-            self.require_key()
+                return self.described({"present": True}, changed=True, known_after=[after])
             outcome = self.end_of(self.begin(self.request()))
         return self.described(outcome["image"], changed=True, ship=outcome["ship"], notices=outcome["notices"])
 
@@ -217,10 +221,13 @@ class ImageShip(LongModule):
         held["digests"] = sorted(digests)
         return True
 
-    def require_key(self) -> None:
-        if not os.path.exists(self.params["key"]):
+    def has_key(self) -> bool:
+        """Whether it is there; without it nothing is shipped, nor predicted unless bootstrap will make it."""
+        there = os.path.exists(self.params["key"])
+        if not there and not (self.module.check_mode and self.params["key_follows"]):
             found, next_step = f"no key {self.params['key']}", "run the bootstrap play with bootstrap_node_keys=true"
             self.fail([self.refusal("key", f"image {self.params['reference']}", found, f"a key for {self.params['origin']}", next_step)])
+        return there
 
     def request(self) -> dict[str, t.Any]:
         source = self.params["image"]
@@ -243,6 +250,7 @@ def main() -> None:
             "source_user": {"type": "str", "required": True},
             "origin": {"type": "str", "required": True},
             "key": {"type": "path", "required": True, "no_log": False},
+            "key_follows": {"type": "bool", "default": False, "no_log": False},
             "known_hosts": {"type": "path", "required": True},
             "staging": {"type": "path", "required": True},
             "socket": {"type": "path", "default": "/var/run/docker.sock"},

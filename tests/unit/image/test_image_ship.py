@@ -443,6 +443,28 @@ def test_whose_the_image_is_is_noted_by_the_module(pair):
     assert json.loads((state / "staged.json").read_text())["image"] == NEW.id
 
 
+@pytest.mark.parametrize(
+    ("key", "follows", "check", "after"),
+    [("", False, True, None), ("", True, True, "bootstrap"), ("key", False, True, "image"), ("", True, False, None)],
+    ids=["no-key", "bootstrap-makes-it", "key", "no-prediction"],
+)
+def test_a_ship_without_a_key_is_predicted_only_where_bootstrap_makes_it(pair, key, follows, check, after):
+    nodes = pair()
+    if key:
+        (nodes.folder / key).write_text("")
+    wanted = {
+        "reference": NEW.tag, "image": from_inspect(NEW.document()).as_dict(), "address": "198.51.100.11", "source_user": "me", "origin": "spark-1",
+        "key": str(nodes.folder / "key"), "key_follows": follows, "known_hosts": "/known", "node": "spark-2", "deployment": "test",
+        "state_dir": str(nodes.folder / "target/test"), "state_root": str(nodes.folder / "target"), "staging": str(nodes.folder / "target/ship"),
+        "socket": nodes.target.socket_path,
+    }  # fmt: skip
+    told = call(ship_module, check=check, **wanted)
+    if after:
+        assert told["changed"] and told["known_after"] == [after]
+    else:
+        assert told["failed"] and "[image.key]" in told["msg"]
+
+
 def test_an_image_that_somebody_else_loaded_here_gets_the_digest_of_the_source(pair):
     """Without it a restart, which looks for the pinned digest and ships nothing, would refuse this node for ever."""
     loaded = EngineImage(list(NEW.content.values()), NEW.tag, **NEW.settings)
@@ -472,7 +494,7 @@ def test_a_ship_of_another_image_that_was_going_on_is_not_taken_for_the_wanted_o
     job = nodes.folder / "target/test/jobs/ship"
     job.mkdir(parents=True)
     (job / "request.json").write_text(json.dumps({"run_id": "1", "identity": described[OLD.tag]["identity"]}))
-    monkeypatch.setattr(ship_module.ImageShip, "require_key", lambda self: None)
+    monkeypatch.setattr(ship_module.ImageShip, "has_key", lambda self: True)
     monkeypatch.setattr(ship_module.ImageShip, "begin", lambda self, request: begun.append(request["reference"]))
     monkeypatch.setattr(ship_module.ImageShip, "end_of", lambda self, run: {**outcome, "image": described[OLD.tag if run == "1" else NEW.tag]})
     wanted = {
