@@ -208,7 +208,8 @@ class ImageCheck:
     def specification(self, image_id: str, words: list[str]) -> dict[str, t.Any]:
         # Not as "Binds", for which the engine makes a directory of root where there is none.
         mounts = [{"Type": "bind", "Source": source, "Target": target, "ReadOnly": True} for source, target in map(split_mount, self.params["mounts"])]
-        host: dict[str, t.Any] = {"NetworkMode": "none", "Mounts": mounts}
+        # What it prints is read from its log, and the engine's own default may be a driver that keeps none.
+        host: dict[str, t.Any] = {"NetworkMode": "none", "Mounts": mounts, "LogConfig": {"Type": "json-file"}}
         if self.params["gpus"]:
             host["DeviceRequests"] = [{"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}]
         return {

@@ -24,6 +24,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.a
 COMMANDS = [["python3", "/opt/test_one.py"], ["python3", "/opt/test_two.py"]]
 NAME = "sparkops-check-test"
 FORCED = "sparkops-selftest-test"
+# The log's driver is named: an engine may keep no logs by default.
+HOST = {"NetworkMode": "none", "Mounts": [], "LogConfig": {"Type": "json-file"}}
 
 
 def part(text, stream=1):
@@ -100,7 +102,7 @@ def test_the_container_is_thrown_away_and_has_no_network(node):
     node.run()
     specification = node.created[0]
     assert specification["Entrypoint"] == ["python3"] and specification["Cmd"] == ["/opt/test_one.py"] and specification["Env"] == ["EXL3_SELFCHECK_GPU=1"]
-    assert specification["HostConfig"] == {"NetworkMode": "none", "Mounts": [], "DeviceRequests": [{"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}]}
+    assert specification["HostConfig"] == {**HOST, "DeviceRequests": [{"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}]}
     assert node.engine.requests[-1]["method"] == "DELETE"
 
 
@@ -108,7 +110,7 @@ def test_without_gpu_no_device_is_asked_for(node):
     node.run(gpus="", mounts=["/models/x:/source"])
     # Not as a bind of the short form, for which the engine makes a directory where there is none.
     mount = {"Type": "bind", "Source": "/models/x", "Target": "/source", "ReadOnly": True}
-    assert node.created[0]["HostConfig"] == {"NetworkMode": "none", "Mounts": [mount]}
+    assert node.created[0]["HostConfig"] == {**HOST, "Mounts": [mount]}
 
 
 def test_a_failure_ends_the_checks_and_names_its_log(node):
