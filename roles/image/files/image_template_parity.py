@@ -4,7 +4,8 @@
 
 """Run inside an image: does its chat template say the same as the model's own for plain conversations?
 
-``image_template_parity.py TEMPLATE SOURCE``; SOURCE is a directory with ``chat_template.jinja`` or ``tokenizer_config.json``.
+``image_template_parity.py TEMPLATE SOURCE``; SOURCE is a directory with ``chat_template.jinja`` or ``tokenizer_config.json``. A template that is mounted
+over the image's stands in SPARKOPS_CHAT_TEMPLATE.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ CONVERSATIONS = (
 )
 
 
+def read(path):
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read()
+    except OSError as exc:
+        raise SystemExit(f"{path}: {exc.strerror}: nothing to compare") from None
+
+
 def own_template(source):
     path = os.path.join(source, "chat_template.jinja")
     if os.path.exists(path):
-        with open(path, encoding="utf-8") as stream:
-            return stream.read()
-    with open(os.path.join(source, "tokenizer_config.json"), encoding="utf-8") as stream:
-        config = json.load(stream)
-    template = config.get("chat_template")
+        return read(path)
+    template = json.loads(read(os.path.join(source, "tokenizer_config.json"))).get("chat_template")
     if not isinstance(template, str):
         raise SystemExit(f"{source} has no chat template to compare with")
     return template
@@ -63,8 +69,7 @@ def render(template, messages, tokens):
 
 
 def main(path, source):
-    with open(path, encoding="utf-8") as stream:
-        template = stream.read()
+    template = os.environ.get("SPARKOPS_CHAT_TEMPLATE") or read(path)
     own, tokens = own_template(source), special_tokens(source)
     different = 0
     for messages in CONVERSATIONS:

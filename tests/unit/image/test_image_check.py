@@ -194,8 +194,9 @@ def test_log_parts_may_be_cut_anywhere():
 # Programs that run inside the image
 
 
-def run_program(name, *arguments):
-    return subprocess.run([sys.executable, os.path.join(ROOT, "roles/image/files", name), *arguments], capture_output=True, text=True, check=False)
+def run_program(name, *arguments, **environment):
+    command = [sys.executable, os.path.join(ROOT, "roles/image/files", name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
 
 def test_selftest_runs_all_tests_and_names_the_failed_ones(tmp_path):
@@ -230,6 +231,18 @@ def test_template_parity(tmp_path, template, code, place):
     result = run_program("image_template_parity.py", str(tmp_path / "image.jinja"), str(source))
     assert result.returncode == code, result.stderr
     assert ("different" in result.stdout) and (("-" in result.stdout) is bool(code))
+    # One that is mounted stands instead of what the image has there.
+    mounted = run_program("image_template_parity.py", "/none", str(source), SPARKOPS_CHAT_TEMPLATE=template)
+    assert (mounted.returncode, mounted.stdout) == (code, result.stdout)
+
+
+@pytest.mark.parametrize("missing", ["template", "source"])
+def test_a_template_that_is_not_there_is_named(tmp_path, missing):
+    (tmp_path / "chat_template.jinja").write_text("x")
+    paths = {"template": str(tmp_path / "chat_template.jinja"), "source": str(tmp_path), missing: str(tmp_path / "none")}
+    result = run_program("image_template_parity.py", paths["template"], paths["source"])
+    assert result.returncode == 1 and "/none" in result.stderr and "No such file or directory: nothing to compare" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 # What the ranks say

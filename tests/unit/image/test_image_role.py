@@ -17,11 +17,12 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.a
 DIGEST = "sha256:" + "d" * 64
 
 
-def variable(name, mode="never", recipe=None, **settings):
+def variable(name, mode="never", recipe=None, commands=(), files=(), **settings):
     with open(os.path.join(ROOT, "roles/image/vars/main.yml"), encoding="utf-8") as stream:
         texts = {key: trust_as_template(value) for key, value in yaml.safe_load(stream).items() if isinstance(value, str)}
     values = {"image_build": mode, "image_recipe": recipe, "image_recipe_repository": None, "image_pull_on": "every", "image_template_source": None, **settings}
-    plan = {"image": {"digest": DIGEST}, "settings": values, "ranks": 2, "node_settings": {"spark-1": values}}
+    image = {"digest": DIGEST, "self_check": {"commands": commands}}
+    plan = {"image": image, "files": files, "settings": values, "ranks": 2, "node_settings": {"spark-1": values}}
     node = {"user": {"home": "/home/me"}, "state_root": "/state", "state_dir": "/state/d"}
     known = {"spark_plan": plan, "spark_rank": 0, "spark_node": node, "inventory_hostname": "spark-1", "role_path": os.path.join(ROOT, "roles/image")}
     return Templar(DataLoader(), variables={**texts, **known}).template(texts[name])
@@ -109,3 +110,39 @@ def test_the_stamp_of_an_image_that_is_only_predicted_is_not_compared(image, mod
 )
 def test_a_home_is_that_of_the_account_and_not_of_root_who_runs_the_modules(name, option, given, path):
     assert variable(name, **{option: given}) == path
+
+
+@pytest.mark.parametrize(
+    ("commands", "folder"),
+    [
+        ([], ""),
+        ([["python3", "/opt/x/test_a.py"], ["python3", "/opt/y/test_b.py"]], "/opt/x"),
+        ([["python3", "-u", "/opt/x/test_a.py"]], "/opt/x"),
+        ([["nvidia-smi"], ["/opt/x/test_a.py", "--quick"]], "/opt/x"),
+    ],
+)
+def test_the_images_own_tests_are_beside_its_self_check(commands, folder):
+    assert variable("__image_test_folder", commands=commands) == folder
+
+
+def test_the_chat_template_that_is_compared_is_the_one_that_is_served(tmp_path):
+    own = tmp_path / "mine.jinja"
+    own.write_text("{{ messages }}\n")
+    files = [{"target": "/sparkops-files/chat_template.jinja", "source": str(own)}]
+    both = {"serve_chat_template": "/opt/x/chat_template.jinja", "image_template_source": "/model"}
+    assert variable("__image_template", **both) == "/opt/x/chat_template.jinja" and variable("__image_template_text", **both) == ""
+    both["serve_chat_template_file"] = str(own)
+    assert variable("__image_template", files=files, **both) == files[0]["target"]
+    assert variable("__image_template_text", files=files, **both) == "{{ messages }}\n"
+    # A file that serve_files lays over the image's own is served, too.
+    over = [{"target": "/opt/x/chat_template.jinja", "source": str(own)}]
+    assert variable("__image_template_text", files=over, serve_chat_template="/opt/x/chat_template.jinja") == "{{ messages }}\n"
+
+
+@pytest.mark.parametrize(("template", "refused"), [(None, True), ("/opt/x/chat_template.jinja", False)])
+def test_a_comparison_of_nothing_is_refused(template, refused):
+    """The model's own template is served where none is set; a name that nobody has set ended in a traceback."""
+    task = tasks_of("roles/image/tasks/selftest.yml")[0]
+    served = variable("__image_template", serve_chat_template=template)
+    templar = Templar(DataLoader(), variables={"__image_template": served})
+    assert templar.evaluate_conditional(trust_as_template(task["ansible.builtin.assert"]["that"])) is not refused
