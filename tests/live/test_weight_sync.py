@@ -249,6 +249,43 @@ def test_a_disk_that_fills_during_the_copy_is_told_and_the_next_run_goes_on(bulk
         completed()
 
 
+def flip(name):
+    """Another byte in a file of the worker; its size and its time stay."""
+    on(WORKER, f"""
+        set -e
+        cd {TREE}
+        touch --reference={name} /tmp/time
+        printf '\\x5a\\xa5' | dd of={name} bs=1 seek=30000 conv=notrunc 2>/dev/null
+        touch --reference=/tmp/time {name}
+    """)
+
+
+def test_the_tag_verify_names_a_damaged_file_and_the_next_run_brings_it_alone(bulk):
+    completed()
+    flip(SECOND)
+    assert sync().changed[WORKER] == 0
+    done = play("sync", "--tags", "verify", variables=COPY)
+    assert done.code != 0 and "[sync.damaged]" in done.text and SECOND in flat(done), done.text[-3000:]
+    before = moved(WORKER, 2)
+    # In every run asked for, it must not be named for ever.
+    done = play("sync", variables={**COPY, "weight_sync_verify": True})
+    assert done.code == 0 and done.changed[WORKER] and whole(), done.text[-3000:]
+    assert moved(WORKER, 2) - before < 1.1 * SIZES[SECOND] + 2**20
+
+
+def test_the_policy_force_finds_it_by_itself_and_verify_only_copies_nothing(bulk):
+    completed()
+    flip(SECOND)
+    done = play("sync", variables={**COPY, "weight_sync_policy": "force"})
+    assert done.code == 0 and whole(), done.text[-3000:]
+    on(WORKER, f"rm {TREE}/{SECOND}")
+    before = moved(WORKER, 2)
+    done = play("sync", variables={**COPY, "weight_sync_policy": "verify_only"})
+    assert done.code != 0 and "[sync.incomplete]" in done.text and SECOND in flat(done), done.text[-3000:]
+    assert moved(WORKER, 2) - before < 2**20 and on(WORKER, f"ls {TREE}/{SECOND} 2>/dev/null || true") == ""
+    completed()
+
+
 def test_files_of_a_hub_cache_arrive_as_real_files(bulk):
     """The newer layout: links from the snapshot to the model's blobs, and on to a store of the whole cache. The workers get the bytes, once."""
     hub = "/home/alice/.cache/huggingface/hub"
@@ -304,3 +341,18 @@ def test_several_workers_take_each_byte_from_the_head_once(bulk, hub, tmp_path):
     share = (moved(HEAD, 10) - before) / TOTAL
     print(f"the head has sent {share:.2f} of the model to two workers")
     assert 1 <= share < 1.3
+
+
+def test_a_method_is_refused_whatever_host_comes_first(bulk, tmp_path):
+    """The first host of the play is beside the group, whose head is the second."""
+    nodes = [WORKER, "spark-3"]
+    settings = {"serve_profile": "lab_tiny", "serve_nodes": nodes, "bootstrap_docker_group": True, "bootstrap_state_dir": True, "bootstrap_node_keys": True}
+    inventory = inventory_with(tmp_path, {"beside": {"hosts": dict.fromkeys([HEAD, *nodes], {}), "vars": settings}})
+    variables = {**COPY, "serve_deployment": "lab_beside", "spark_hosts": "beside"}
+    for name in ("bootstrap", "weights"):
+        done = play(name, inventory=inventory, variables=variables)
+        assert done.code == 0, done.text[-3000:]
+    done = play("sync", inventory=inventory, variables={**variables, "weight_sync_method": "nfs"})
+    assert done.code != 0 and "[sync.method]" in done.text and "rsync would work" in flat(done), done.text[-3000:]
+    done = play("sync", inventory=inventory, variables=variables)
+    assert done.code == 0 and whole("spark-3"), done.text[-3000:]
