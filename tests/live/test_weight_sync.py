@@ -230,7 +230,7 @@ def test_a_disk_that_is_too_small_is_refused_with_numbers_before_the_first_byte(
         done = play("sync", variables=COPY)
         assert done.code != 0 and "[sync.method]" in done.text, done.text[-3000:]
         assert "60.0 MiB free" in flat(done) and "to copy, and a margin" in flat(done) and WEIGHTS in done.text
-        assert arrived(WEIGHTS) == 0
+        assert arrived(f"{STAGING} {TREE}") == 0
     # Room for what lacks is room enough, and what is there needs none.
     with small_disk("100m"):
         completed()
