@@ -41,7 +41,7 @@ def forget(*references: str) -> None:
 @pytest.fixture(name="digests", scope="module", autouse=True)
 def fixture_digests():
     """A pair with the stub, and the index at the registry."""
-    made = (TWO_PLATFORMS, f"{CHECKED}:1", f"{CHECKED}:2", f"{BIG}:layers", f"{BIG}:archive")
+    made = (TWO_PLATFORMS, f"{CHECKED}:1", f"{CHECKED}:2", f"{BIG}:layers", f"{BIG}:archive", f"{BIG}:waited")
     forget(*made)
     for name in ("bootstrap", "image"):
         done = play(name, variables={"serve_deployment": DEPLOYMENT, "image_reference": STUB})
@@ -83,6 +83,17 @@ def test_never_ship_accepts_a_worker_that_has_the_heads_image():
     for policy in ("missing", "always", "never"):
         # The worker reaches no registry, so that it cannot say whether the tag has moved.
         assert changed(image(image_pull_policy=policy, **settings)) == [], policy
+
+
+def test_a_head_that_does_not_answer_for_a_while_is_waited_for():
+    """Its sshd starts again, or a cable is put back: the link is there 40 s after the play has begun."""
+    reference, rule = f"{BIG}:waited", "INPUT -i eth1 -p tcp --dport 22 -j REJECT --reject-with tcp-reset"
+    on("spark-1", f"cd $(mktemp -d) && head -c 1000000 /dev/urandom >part && tar -cf - part | docker import - {reference} && rm -r $PWD")
+    on("spark-1", f"iptables -I {rule} && (nohup sh -c 'sleep 40; iptables -D {rule}' >/dev/null 2>&1 &)")
+    done = image(image_reference=reference, image_pull_policy="never")
+    assert "spark-2" in changed(done) and document("spark-2", reference)["RootFS"] == document("spark-1", reference)["RootFS"]
+    ship = json.loads(on("spark-2", f"cat /var/lib/sparkops/{DEPLOYMENT}/jobs/ship/result.json"))["ship"]
+    assert ship["seconds"] > 10 and ship["bytes"] < 1.2 * 1_000_000, ship
 
 
 @pytest.fixture(name="trio", scope="module")
