@@ -169,7 +169,8 @@ def small_disk(size):
     on(WORKER, f"""
         set -e
         mount -t tmpfs -o size={size},mode=755 none {WEIGHTS}
-        chown {owner} {WEIGHTS}
+        mkdir -p {state}
+        chown {owner} {WEIGHTS} {state}
         cp -a {state} {WEIGHTS}/.state
         mount --bind {WEIGHTS}/.state {state}
     """)
