@@ -74,7 +74,7 @@ class Server:
             os.makedirs("/run/sshd", exist_ok=True)
         program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
         if program is None:
-            raise SystemExit("sshd is not installed")
+            raise SystemExit("sshd is not installed: apt-get install openssh-server (the benchmark starts its own on loopback; the service may stay off)")
         self.process = subprocess.Popen([program, "-D", "-e", "-f", self.folder / "config"], stderr=subprocess.DEVNULL)
         time.sleep(0.5)
 
