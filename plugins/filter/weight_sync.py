@@ -134,8 +134,9 @@ def sync_read(hostvars: HostVars, plan: Plan, host: str) -> list[str]:
             # What is mounted is proven through the mount: the head has read all of it.
             read |= {name for name, report in done.items() if report["transport"] == "nfs"}
             # A stream is of the whole dataset.
-            streams = ((facts.get("__weight_sync_received") or {}).get("done") or {}).values()
-            read |= {artefact["name"] for artefact in plan["artefacts"] if any(stream["bytes"] for stream in streams)}
+            streams = (facts.get("__weight_sync_received") or {}).get("done") or {}
+            if any(stream["bytes"] for stream in streams.values()):
+                read |= {artefact["name"] for artefact in plan["artefacts"]}
     root = hostvars[host]["spark_node"]["weights_root"]
     return [f"{root}/{artefact['directory']}" for artefact in plan["artefacts"] if artefact["name"] in read]
 

@@ -389,15 +389,15 @@ def room_to_save(api: DockerApi, document: t.Mapping[str, t.Any], folder: str | 
     is not missing from the free space yet: where there is no room for all of them, they come one after the other.
     """
     info = api.info()
-    size, target = document["Size"], (folder or "/", document["Size"] if folder else 0)
+    size, target = 0 if containerd_store(info) else document["Size"], (folder or "/", document["Size"] if folder else 0)
     with contextlib.ExitStack() as held:
-        if not containerd_store(info):
+        if size:
             # The programs' own directory: also of a save through sudo, or for another state root, and no lock of anything else.
             handle = os.open(os.path.dirname(os.path.abspath(__file__)), os.O_RDONLY)
             held.callback(os.close, handle)
             tight = lack_of_space((info["DockerRootDir"], RECEIVERS * size), target)
             fcntl.flock(handle, fcntl.LOCK_EX if tight else fcntl.LOCK_SH)
-        lack = lack_of_space((info["DockerRootDir"], 0 if containerd_store(info) else size), target)
+        lack = lack_of_space((info["DockerRootDir"], size), target)
         if lack:
             place, needed, free = lack
             advice = "; image_staging names another directory" if folder else ""

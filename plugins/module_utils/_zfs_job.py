@@ -228,7 +228,7 @@ class ReceiveJob(Transfer):
 
     def require_unmounted(self) -> None:
         """Only root may unmount, whatever was delegated, and a destroy would take the snapshots before it finds out."""
-        _code, listed, _err = self.local("list", "-H", "-r", "-t", "filesystem", "-o", "name,mounted", self.dataset)
+        _code, listed, _err = self.local(*_zfs_plan.LIST_MOUNTED, self.dataset)
         mounted = _zfs_plan.parse_mounted(listed)
         if mounted and os.geteuid() != 0:
             raise self.refuse("zfs_used", f"dataset {self.dataset}", f"mounted: {', '.join(mounted)}", "a replica that nobody reads", NEXT_STEP["zfs_used"])

@@ -14,6 +14,8 @@ import typing as t
 
 PREFIX = "sparkops-"
 SNAPSHOT = re.compile(re.escape(PREFIX) + r"[A-Za-z0-9_.:-]+")
+# Arguments of zfs, before the dataset.
+LIST_MOUNTED = ("list", "-H", "-r", "-t", "filesystem", "-o", "name,mounted")
 
 
 class Snapshot(t.NamedTuple):
@@ -156,7 +158,7 @@ def to_discard(snapshots: t.Sequence[Snapshot], name: str) -> list[Snapshot] | N
 
 
 def parse_mounted(text: str) -> list[str]:
-    """The mounted ones of ``zfs list -H -r -o name,mounted``, inner ones first: in this order they can be unmounted."""
+    """The mounted ones of LIST_MOUNTED, inner ones first: in this order they can be unmounted."""
     return [name for name, dummy, mounted in (line.partition("\t") for line in reversed(text.splitlines())) if mounted == "yes"]
 
 

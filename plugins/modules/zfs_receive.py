@@ -135,11 +135,9 @@ class Replication(_unit.LongModule):
     program = _zfs_job
 
     def has_target(self) -> bool:
-        program = _zfs_job.zfs_program()
-        if not shutil.which(program):
+        if not shutil.which(_zfs_job.zfs_program()):
             return False  # a real run installs it; the job says that it lacks
-        argv = [program, "list", "-Hp", "-d", "1", "-t", "snapshot", "-o", "name,guid,createtxg", self.params["dataset"]]
-        rc, out, _err = _zfs_command.ask(self.module, self.params["node"], argv)
+        rc, out, _err = self.ask("list", "-Hp", "-d", "1", "-t", "snapshot", "-o", "name,guid,createtxg", self.params["dataset"])
         snapshots = _zfs_plan.parse_snapshots(out) if rc == 0 else ()
         return any(snapshot.guid == self.params["target"] for snapshot in snapshots)
 
@@ -151,10 +149,12 @@ class Replication(_unit.LongModule):
 
     def unmount(self) -> bool:
         """Whether there was something to unmount, and all of it is. What somebody reads stays."""
-        argv = [_zfs_job.zfs_program(), "list", "-H", "-r", "-t", "filesystem", "-o", "name,mounted", self.params["dataset"]]
-        mounted = _zfs_plan.parse_mounted(_zfs_command.ask(self.module, self.params["node"], argv)[1])
-        answers = [_zfs_command.ask(self.module, self.params["node"], [_zfs_job.zfs_program(), "unmount", name]) for name in mounted]
+        mounted = _zfs_plan.parse_mounted(self.ask(*_zfs_plan.LIST_MOUNTED, self.params["dataset"])[1])
+        answers = [self.ask("unmount", name) for name in mounted]
         return bool(mounted) and not any(rc for rc, _out, _err in answers)
+
+    def ask(self, *words: str) -> tuple[int, str, str]:
+        return _zfs_command.ask(self.module, self.node, [_zfs_job.zfs_program(), *words])
 
     def request(self) -> dict[str, t.Any]:
         return {name: self.params[name] for name in JOB_OPTIONS}
